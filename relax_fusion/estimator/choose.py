@@ -28,11 +28,6 @@ CLOSED_RANGE_LOSS = 0.25
 replaced for all sizes or for none, and predictions of close alternatives err by as much: the worst
 choice among the plans that `2026-11-24-cuda_matmul.md` has was 24 % slower than the best."""
 
-PACKED_RANGE_LOSS = 0.5
-"""The same of packed weights.  Fused, gated pairs of them decode faster, by 1.15 at one row
-(`2026-11-23-bench_matmul-q4f16_1.md`).  From 17 rows on, the kernel that unpacks both to registers
-is slower by its price than one matmul and the product, by up to 40 % at 192 to 320 rows."""
-
 
 @dataclass(frozen=True)
 class RangePrediction:
@@ -49,8 +44,6 @@ class RangePrediction:
     least : Prediction
         By the best plan for that size alone, which is what is compared: plans of what is left apart
         serve ranges too, and `unfused` is by the best for the size.
-    may_lose : float
-        Part of its time that it may lose for the others' sake, if it is closed.
     error : float
         Factor by which the two must differ to count (`KernelFamily.error`).
     measured_s : float, optional
@@ -63,7 +56,6 @@ class RangePrediction:
     fused: Prediction
     unfused: Prediction
     least: Prediction
-    may_lose: float = CLOSED_RANGE_LOSS
     error: float = 1.0
     measured_s: float | None = None
 
@@ -74,7 +66,7 @@ class RangePrediction:
         The open range, and a static size, must win by more than the model's error; a closed range
         may lose a little for the sake of the open one.
         """
-        allowed = 1 / self.error if self.upper is None else 1 + self.may_lose
+        allowed = 1 / self.error if self.upper is None else 1 + CLOSED_RANGE_LOSS
         return self.least.seconds > self.unfused.seconds * allowed
 
     @property
@@ -198,13 +190,12 @@ def _chosen(
     first = [boxes[0][1] for boxes in served]
     small = finer(work, dev, every, by_price, first, breaks.finer)
     apart = unfused_at(work, dev, least, backend)
-    may_lose = PACKED_RANGE_LOSS if work.is_packed else CLOSED_RANGE_LOSS
     for (upper, _, told), cells, few, alone in zip(every, served, small, apart, strict=True):
         boxes, sizes = few or cells, box_sizes(work, told)
         family, plan = next(o for box, o in boxes if box.holds(**sizes))
         fused, seconds = family.predict(plan, work, dev, told), times.get(told, {}).get(plan)
         costs = fused, alone, least[told]
-        prediction = RangePrediction(upper, told, *costs, may_lose, family.error, seconds)
+        prediction = RangePrediction(upper, told, *costs, family.error, seconds)
         yield prediction, [(box, option.plan) for box, option in boxes]
 
 

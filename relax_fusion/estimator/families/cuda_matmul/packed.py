@@ -44,17 +44,22 @@ OTHERS = {1: 60, 2: 32, 3: 30}
 
 REGISTERS = {1: 255, 2: 232, 3: 160}
 
+PRODUCTS_PER_CLOCK = 2048
+"""Of float16, of one multiprocessor's tensor cores.  By the hardware, not fitted."""
 
-UNPACK_CLOCKS = 137
+UNPACK_CLOCKS = 131
 """Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next four
-were fitted to 530 timings of q4f16_1 on an H200 (`2026-11-24-cuda_matmul-packed_sets.log`): from 32
-rows on, the plans that they choose are 1.9 % slower than the fastest in the mean, 12 % at most."""
+were fitted to 1,913 timings of q4f16_1 (`2026-11-26-cuda_matmul-packed_interleaved.log`): from 24
+rows on, the plans that they choose are 1.7 % slower than the fastest in the mean, 18 % at most."""
 
-PIECE_CLOCKS, TALL_CLOCKS, WIDE_CLOCKS = 91, 37, 1.16
-"""The same for one warp group, whose pieces of 32 elements follow each other: once, for each of its
-64 lines, and for each line of the wide operand of these."""
+PIECE_CLOCKS, TALL_CLOCKS = 103, 65
+"""The same for one warp group, whose pieces of 32 elements follow each other: once, and for each of
+its 64 lines."""
 
-UNPACKED_LATENCY_S = 2.73e-6
+WAITED_PART = 0.34
+"""Part of the products' time in which nothing is unpacked."""
+
+UNPACKED_LATENCY_S = 3.03e-6
 """`cost.LATENCY_S` where weights are packed."""
 
 COPY_EFFICIENCY = 0.75
@@ -112,11 +117,12 @@ def packed_violations(plan: CudaPlan, weights: int, form: Packed, k: int) -> Ite
 
 
 def unpack_clocks(plan: CudaPlan, weights: int) -> float:
-    """Return the clocks in which a stage is unpacked, beside products."""
+    """Return the clocks in which a stage is unpacked, and products waited for."""
     own = weights * plan.tall // (PART * plan.groups_tall)
-    wide = plan.wide / plan.groups_wide
-    chain = (PIECE_CLOCKS + own * (TALL_CLOCKS + WIDE_CLOCKS * wide)) / (plan.turns * plan.groups_k)
-    return plan.block_k / PIECE * max(own * plan.groups * UNPACK_CLOCKS, chain)
+    chain = (PIECE_CLOCKS + own * TALL_CLOCKS) / (plan.turns * plan.groups_k)
+    products = weights * plan.tall * plan.wide * PIECE / PRODUCTS_PER_CLOCK
+    piece = max(own * plan.groups * UNPACK_CLOCKS, chain) + WAITED_PART * products
+    return plan.block_k / PIECE * piece
 
 
 def stored_bytes(packed: Packed | None, in_bytes: int, k: int) -> float:
