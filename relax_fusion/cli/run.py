@@ -22,6 +22,7 @@ from ..models import (
     config_from_dict,
     random_weights,
 )
+from ..models.recording import Recorder
 from ..models.threads import use_all_cores
 from ..validation import shown
 from .call import call_command
@@ -37,6 +38,7 @@ from .manifest import (
     stored_weights,
     versions,
 )
+from .traffic import check_record, write_traffic
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,18 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
     _check_prompt(prompt, config.vocab_size)
     _check_room(len(prompt), new, manifest)
+    before = check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    generator = _generator(directory, manifest, device, args.seed or 0)
+    exported = exported_again(manifest)
+    watch = args.record is not None
+    recorder = Recorder.of_module(exported.mod, exported.functions) if watch else None
+    generator = _generator(directory, manifest, device, (exported, recorder, args.seed or 0))
     console.step("generating")
     timing = _generate(generator, prompt, new, config.end_tokens)
+    if recorder is not None:
+        write_traffic(args.record, manifest.source, recorder, before)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 
@@ -176,16 +184,20 @@ def _asked(call: Callable[[], Any], failed: str) -> Any:
 
 
 def _generator(
-    directory: Path, manifest: Manifest, device: tvm.runtime.Device, seed: int
+    directory: Path,
+    manifest: Manifest,
+    device: tvm.runtime.Device,
+    how: tuple[ExportedModel, Recorder | None, int],
 ) -> Generator:
+    """Load a decoder; `how` are its description, what counts its calls, and a seed of weights."""
+    exported, recorder, seed = how
     library = load_library(directory, manifest)
-    exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)
         if manifest.weights == "file"
         else random_weights(exported, seed)
     )
-    return Generator(library, exported, weights, device)
+    return Generator(library, exported, weights, device, recorder=recorder)
 
 
 def _generate(
