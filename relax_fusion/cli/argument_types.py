@@ -56,7 +56,7 @@ def size_range(text: str) -> SizeRange:
     low = positive(first)
     high = positive(last) if dots else low
     if high < low:
-        raise argparse.ArgumentTypeError(f"{shown(text)} ends below its beginning; give N..M, N <= M")
+        raise argparse.ArgumentTypeError(f"{shown(text)} ends before it begins; give N..M, N <= M")
     return SizeRange(low, high)
 
 

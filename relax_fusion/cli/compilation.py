@@ -16,7 +16,7 @@ from .manifest import MANIFEST, REPORT, Manifest, read_manifest
 
 
 def report_record(report: Report) -> dict[str, Any]:
-    """Return a report as what JSON has: decisions, leftovers, schedules, coverage, work, kernels."""
+    """Return a report as what JSON has, its parts by their names."""
     texts = {
         "decisions": report.to_json(),
         "leftovers": report.leftovers_to_json(),

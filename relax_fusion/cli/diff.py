@@ -111,7 +111,8 @@ def _size(value: int | None) -> str:
 def _kernels(kernels: Mapping[str, Any]) -> str:
     if not kernels["known"]:
         return (
-            "Code of kernels is not compared: what `explain` wrote has none, give what `compile` did."
+            "Code of kernels is not compared: what `explain` wrote has none; give what `compile` "
+            "wrote."
         )
     rows = [(what, name) for what in ("new", "gone", "changed") for name in kernels[what]]
     return _part("Kernels that are new, gone, or have other code", ("", "kernel"), rows)

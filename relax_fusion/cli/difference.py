@@ -83,16 +83,12 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     dropped = _dropped(a, b)
     plans, times = [], []
     for key in sorted(chains[0].keys() & chains[1].keys()):
-        one, two = (
-            _decision(x, found[key][0]) for x, found in zip((a, b), chains, strict=True)
-        )
+        one, two = (_decision(x, found[key][0]) for x, found in zip((a, b), chains, strict=True))
         if one is not None and two is not None:
             plans += _plans(key, one, two)
             times += _times(key, one, two)
     return {
-        "facts": {
-            n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS if a.fact(n) != b.fact(n)
-        },
+        "facts": {n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS if a.fact(n) != b.fact(n)},
         "lost": [c for c in fewer if c["function"] in dropped],
         "replaced": [c for c in fewer if c["function"] not in dropped],
         "gained": _more(counts[1], counts[0]),

@@ -35,6 +35,7 @@ examples:
   relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
 """
 
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like every other error of the program."""
 

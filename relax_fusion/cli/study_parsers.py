@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from .argument_types import devices, named_range, path, size_range
 from .diff import diff_command
 from .model_arguments import add_model_arguments, command
@@ -22,27 +24,7 @@ def add_workloads(commands) -> None:
         json_flag=False,
     )
     add_model_arguments(parser, batch=False)
-    parser.add_argument(
-        "--batch",
-        type=size_range,
-        metavar="N[..M]",
-        help="sequences at once (default: 1); of a range both ends and the powers of two between "
-        "are counted",
-    )
-    parser.add_argument(
-        "--seq",
-        type=size_range,
-        metavar="N[..M]",
-        help="tokens: of a prompt in prefill, of the context in decode, of an encoder's input",
-    )
-    parser.add_argument(
-        "--size",
-        action="append",
-        type=named_range,
-        default=[],
-        metavar="NAME=N[..M]",
-        help="another symbolic size, by its name; can be repeated",
-    )
+    _add_sizes(parser)
     parser.add_argument(
         "--on",
         type=devices,
@@ -64,6 +46,30 @@ def add_workloads(commands) -> None:
             metavar="FILE",
             help=f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table",
         )
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch",
+        type=size_range,
+        metavar="N[..M]",
+        help="sequences at once (default: 1); of a range both ends and the powers of two between "
+        "are counted",
+    )
+    parser.add_argument(
+        "--seq",
+        type=size_range,
+        metavar="N[..M]",
+        help="tokens: of a prompt in prefill, of the context in decode, of an encoder's input",
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        type=named_range,
+        default=[],
+        metavar="NAME=N[..M]",
+        help="another symbolic size, by its name; can be repeated",
+    )
 
 
 def add_diff(commands) -> None:

@@ -152,9 +152,7 @@ def traffic_text(items: Sequence[Item], points: Points) -> str:
         return f"{points.function}: no call was recorded"
     rows: list[tuple[str, ...]] = [("calls", "sizes", "M of its matmuls", "operations of a call")]
     for values, calls in zip(points.values, points.calls, strict=True):
-        found = {
-            value_of(p.m, values) for i in items if i.kind != "attention" for p in i.products
-        }
+        found = {value_of(p.m, values) for i in items if i.kind != "attention" for p in i.products}
         known = sorted(n for n in found if n is not None)
         flops, _ = total(items, values)
         met = ", ".join(map(str, known))

@@ -1,6 +1,7 @@
 """What a model multiplies: every matmul and attention, its sizes, and what it should cost.
 
-    fused chains, and what was left -> items of a report -> bytes, operations, predicted times
+Fused chains, and what was left, become items of a report; bytes, operations and predicted times
+follow from these.
 """
 
 from .collect import RecordKernels, RecordWork

@@ -14,14 +14,14 @@ from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
 from ..report import Report
 from ..report.decision import Decision
+from ..report.item import Item
+from ..report.sizes import Extent
 from ..transforms.modules import functions_of
 from ..workload.graph import Graph
 from ..workload.json import to_json
 from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
-from ..report.item import Item
 from .operators import COUNTED, arrays_of, extent, operator_item
-from ..report.sizes import Extent
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
 _OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")

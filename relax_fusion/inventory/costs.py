@@ -13,15 +13,18 @@ from ..estimator.baseline import predict_apart
 from ..estimator.prediction import DRAM_EFFICIENCY
 from ..estimator.shape import box_sizes
 from ..hardware import DeviceSpec
-from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
 from ..report.item import Item
 from ..report.sizes import Values, value_of
+from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
 
 Limit = Literal["memory", "compute", "launch"]
 LIMITS: tuple[Limit, ...] = ("memory", "compute", "launch")
 _LIMIT_OF: Mapping[str, Limit] = {
-    **{"dram": "memory", "l2": "memory", "compute": "compute"},
-    **{"latency": "launch", "launch": "launch"},
+    "dram": "memory",
+    "l2": "memory",
+    "compute": "compute",
+    "latency": "launch",
+    "launch": "launch",
 }
 
 
@@ -79,11 +82,11 @@ class FunctionCost:
     def shares(self) -> dict[str, float]:
         """Which part of the time is limited by memory, by arithmetic and by launching."""
         total = self.seconds or 1.0
-        found = dict.fromkeys(LIMITS, 0.0)
+        found: dict[str, float] = dict.fromkeys(LIMITS, 0.0)
         for cost in self.costs:
             if cost.limit and cost.seconds is not None:
                 found[cost.limit] += cost.seconds / total
-        return dict(found)
+        return found
 
     @property
     def limit(self) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ..report.item import Kind, Product
+from ..report.sizes import Extent, times
 from ..workload import Attention, Chain, DynamicDim, MatmulChain, Packed, Workload
 from ..workload.dims import Dim
 from ..workload.formats import ALL
 from ..workload.graph import Block
 from ..workload.roofline import is_contraction
 from ..workload.values import Axis, Op, reads
-from ..report.item import Kind, Product
-from ..report.sizes import Extent, times
 
 
 def kind_of(work: Workload) -> Kind:
@@ -69,9 +69,7 @@ def storage_of(work: Workload) -> str:
         return ""
     graph = work.graph
     weights = {operand.name for operand in graph.weights}
-    read = {
-        r.tensor for b in graph.blocks if is_contraction(b) for r in reads(b.value)
-    } & weights
+    read = {r.tensor for b in graph.blocks if is_contraction(b) for r in reads(b.value)} & weights
     tensors = (t for t in graph.tensors if t.name in read)
     return ", ".join(dict.fromkeys(format_text(t.format, t.dtype) for t in tensors))
 

@@ -28,13 +28,20 @@ _BINARY: dict[type, Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _COMPARE: dict[type, Callable[[int, int], bool]] = {
-    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
 _CALLS: dict[str, Callable[..., int]] = {
-    **{"min": min, "max": max, "Cast": lambda _, value: value},
+    "min": min,
+    "max": max,
+    "Cast": lambda _, value: value,
     **{name: lambda value: value for name in ("int32", "int64")},
-    **{"Div": lambda a, b: int(a / b), "if_then_else": lambda c, a, b: a if c else b},
+    "Div": lambda a, b: int(a / b),
+    "if_then_else": lambda c, a, b: a if c else b,
 }
 
 
