@@ -99,10 +99,7 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    exported = exported_again(manifest)
-    watch = args.record is not None
-    recorder = Recorder.of_module(exported.mod, exported.functions) if watch else None
-    generator = _generator(directory, manifest, device, (exported, recorder, args.seed or 0))
+    generator, recorder = _generator(directory, manifest, device, args)
     console.step("generating")
     timing = _generate(generator, prompt, new, config.end_tokens)
     if recorder is not None:
@@ -184,20 +181,19 @@ def _asked(call: Callable[[], Any], failed: str) -> Any:
 
 
 def _generator(
-    directory: Path,
-    manifest: Manifest,
-    device: tvm.runtime.Device,
-    how: tuple[ExportedModel, Recorder | None, int],
-) -> Generator:
-    """Load a decoder; `how` are its description, what counts its calls, and a seed of weights."""
-    exported, recorder, seed = how
+    directory: Path, manifest: Manifest, device: tvm.runtime.Device, args: argparse.Namespace
+) -> tuple[Generator, Recorder | None]:
+    """Load a decoder, and what counts the sizes of its calls if that was asked for."""
     library = load_library(directory, manifest)
+    exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)
         if manifest.weights == "file"
-        else random_weights(exported, seed)
+        else random_weights(exported, args.seed or 0)
     )
-    return Generator(library, exported, weights, device, recorder=recorder)
+    watch = args.record is not None
+    recorder = Recorder.of_module(exported.mod, exported.functions) if watch else None
+    return Generator(library, exported, weights, device, recorder=recorder), recorder
 
 
 def _generate(
