@@ -72,7 +72,10 @@ def read_traffic(file: Path) -> Traffic:
         text = read_file(file)
     except OSError as err:
         raise CliError(f"{file} cannot be read: {err.strerror}", code=2) from err
-    return read_json(Traffic, text, CliError, f"{file} was not written by `run --record`")
+    try:
+        return read_json(Traffic, text, ValueError, f"{file} was not written by `run --record`")
+    except ValueError as err:
+        raise CliError(str(err), code=2) from None
 
 
 def check_record(file: str | None, source: str) -> Traffic | None:

@@ -90,7 +90,7 @@ def quantity(numbers: Sequence[float | None], unit: str) -> str:
 
 def _short(number: float, unit: str) -> str:
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= scale:
+        if number >= 0.9995 * scale:
             return f"{number / scale:.3g} {prefix}{unit}"
     return f"{number:.3g} {unit}"
 
