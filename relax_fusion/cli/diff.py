@@ -33,7 +33,7 @@ def diff_command(args: argparse.Namespace, console: Console) -> int:
 def _text(found: Mapping[str, Any], a: str, b: str) -> str:
     parts = [_facts(found["facts"])]
     if is_equal(found):
-        parts.append(f"{a} and {b} are equal: chains, plans, times, files and kernels.")
+        parts.append(f"{a} and {b} are equal in all that was compared.")
     for name, heading in (
         ("lost", "Lost: chains of A that are no kernels in B"),
         ("replaced", "Replaced: chains of A whose operations are in other kernels in B"),
@@ -110,10 +110,7 @@ def _size(value: int | None) -> str:
 
 def _kernels(kernels: Mapping[str, Any]) -> str:
     if not kernels["known"]:
-        return (
-            "Code of kernels is not compared: what `explain` wrote has none; give what `compile` "
-            "wrote."
-        )
+        return "Code of kernels was not compared: `explain` writes none; give what `compile` wrote."
     rows = [(what, name) for what in ("new", "gone", "changed") for name in kernels[what]]
     return _part("Kernels that are new, gone, or have other code", ("", "kernel"), rows)
 

@@ -40,8 +40,11 @@ class ChainKey:
     @staticmethod
     def of(item: Item) -> ChainKey:
         """Return the key of a fused chain."""
-        each = (f"{p.batch}:{p.m}x{p.n}x{p.k}" for p in item.products)
-        sizes = ", ".join(each).replace("1:", "") if item.kind != "attention" else ""
+        each = (
+            (f"{p.batch} times " if p.batch != 1 else "") + f"{p.m} x {p.n} x {p.k}"
+            for p in item.products
+        )
+        sizes = ", ".join(each)
         if item.kind == "attention" and item.products:
             first = item.products[0]
             sizes = f"{first.batch} heads, {first.m} x {first.n} keys, {first.k} features"
@@ -156,19 +159,13 @@ def _decision(one: Compilation, item: Item) -> dict[str, Any] | None:
 def _plans(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the ranges in which two decisions have other tiles."""
     one, two = (
-        {_box(box): plan.text for box, plan in PlanTable.from_attr(d["plans"]).boxes}
-        for d in (a, b)
+        {str(box): plan.text for box, plan in PlanTable.from_attr(d["plans"]).boxes} for d in (a, b)
     )
     return [
         {**vars(key), "range": box, "a": one.get(box), "b": two.get(box)}
         for box in dict.fromkeys([*one, *two])
         if one.get(box) != two.get(box)
     ]
-
-
-def _box(box: Any) -> str:
-    told = ", ".join(f"{name} up to {most}" for name, most in box.bounds.items())
-    return told or "all others"
 
 
 def _times(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import tvm
 from tvm import ir
+from tvm.target import Target
 
 from relax_fusion import Report, make_target
 from relax_fusion.models import config_from_dict, export
@@ -43,19 +45,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def work(mod: ir.IRModule, target: str = "llvm") -> list[Item]:
+def report_of(mod: ir.IRModule, target: Target) -> Report:
     report = Report()
-    made = quick_host() if target == "llvm" else make_target(target)
-    options = PipelineOptions(made, report=report)
+    options = PipelineOptions(target, report=report)
     passes = [*phase0_annotate(options), *phase1_fuse(options)]
-    with made:
+    with target:
         tvm.transform.Sequential(passes)(mod)
-    return report.work
+    return report
 
 
-def model_work(name: str, target: str = "llvm") -> list[Item]:
-    exported = export(config_from_dict(CONFIGS[name]), dtype="float32", max_seq_len=POSITIONS)
-    return work(exported.mod, target)
+def reported(name: str, target: Target) -> Report:
+    dtype = "float32" if target.kind.name == "llvm" else "float16"
+    exported = export(config_from_dict(CONFIGS[name]), dtype=dtype, max_seq_len=POSITIONS)
+    return report_of(exported.mod, target)
+
+
+def work(mod: ir.IRModule, target: str = "llvm") -> list[Item]:
+    return report_of(mod, quick_host() if target == "llvm" else make_target(target)).work
+
+
+@cache
+def model_work(name: str) -> list[Item]:
+    return reported(name, quick_host()).work
 
 
 def counted(items: list[Item], function: str) -> dict[tuple[int, ...], int]:
