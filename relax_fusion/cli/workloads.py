@@ -211,5 +211,5 @@ def _text(model: Model, points: Sequence[Points], devices: Sequence[DeviceCosts]
     others = [x for x in model.report.leftovers if x.kind not in ("matmul", "attention")]
     if others:
         parts.append(f"Beside them, outside of fused kernels\n\n{leftovers_table(others)}")
-    parts.append(devices_text(devices) if devices else "")
+    parts.append(devices_text(devices) if devices and work else "")
     return "\n\n".join(part for part in parts if part)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from tvm.support import cc
 
 from relax_fusion.cli import main
@@ -139,6 +141,17 @@ def test_devices_are_priced_and_marked(config, capsys) -> None:
 )
 def test_refusals(config, capsys, arguments: list[str], says: str) -> None:
     assert says in error([config, *arguments], capsys)
+
+
+def test_a_model_without_work(tmp_path: Path, capsys) -> None:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
+    file = str(tmp_path / "add.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), file)
+    text = told([file, "--on", "h100"], capsys)
+    assert "It has no matmul" in text and "Predicted" not in text
+    assert record([file], capsys)["functions"] == []
+    assert len(told([file, "--csv", "-"], capsys).splitlines()) == 1
 
 
 @links
