@@ -34,6 +34,7 @@ from .dlight_rules import (
     SingleThreadRule,
 )
 from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
+from .inventory import RecordKernels, RecordWork
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered
@@ -122,6 +123,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes.append(ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), 0))
     if (report := options.report) is not None:
         passes.append(ReportLeftovers(report.leftovers, report.decisions, options.disable))
+        passes.append(RecordWork(report))
     if options.cublas_gemm:
         passes.append(relax.transform.RunCodegen())
     return [*passes, FoldReshapes(), UnshareTransposes(), FuseTransposeMatmul()]
@@ -189,7 +191,9 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
     passes = [MarkFixedArguments(options.target), schedule_kernels(options), *triton, *exact]
-    return [*passes, *web, *narrow, RoundNarrowFloats(options.target)]
+    report = options.report
+    kernels = [RecordKernels(report.kernels)] if report is not None else []
+    return [*passes, *web, *narrow, RoundNarrowFloats(options.target), *kernels]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:

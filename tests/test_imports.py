@@ -15,7 +15,7 @@ FLOORS = (
     ("hardware", "workload", "tiling", "errors", "validation", "estimator", "report"),
     (
         *("matching", "canonical", "compute", "equivalence", "transforms", "launch"),
-        *("quantization", "cuda_kernels"),
+        *("quantization", "cuda_kernels", "inventory"),
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     ("pipeline", "options", "entry", "models", "frontends", "mlc", "tuning"),

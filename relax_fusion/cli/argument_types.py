@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from ..errors import TargetError
 from ..hardware.target import make_target
+from ..report.sizes import SizeRange
 from ..validation import MAX_INT32, shown
 
 
@@ -47,6 +48,34 @@ def bound(text: str) -> tuple[str, int]:
     if not name:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form NAME=N")
     return name, positive(number)
+
+
+def size_range(text: str) -> SizeRange:
+    """Read N, or N..M, as the sizes from N to M."""
+    first, dots, last = text.partition("..")
+    low = positive(first)
+    high = positive(last) if dots else low
+    if high < low:
+        raise argparse.ArgumentTypeError(f"{shown(text)} ends before it begins; give N..M, N <= M")
+    return SizeRange(low, high)
+
+
+def named_range(text: str) -> tuple[str, SizeRange]:
+    """Read NAME=N or NAME=N..M as name and sizes."""
+    name, _, sizes = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form NAME=N or NAME=N..M")
+    return name, size_range(sizes)
+
+
+def devices(text: str) -> list[Target]:
+    """Read names of devices, with commas between them, as targets; each once."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is no list of devices such as h100,a100,llvm"
+        )
+    return [target(name) for name in names]
 
 
 def _integer(text: str, least: int) -> int:

@@ -14,11 +14,13 @@ from tvm import relax
 
 from ..frontends import Signature
 from ..models import random_weights
+from ..models.recording import Callables, Recorder
 from .arrays import check_new, read_inputs, write_outputs
 from .build import FOREIGN_ERRORS
 from .console import CliError, Console, first_line
 from .library import device_for, load_library
 from .manifest import MANIFEST, PARAMS, Manifest, check_files, exported_again, stored_weights
+from .traffic import check_record, write_traffic
 
 
 def call_command(args: argparse.Namespace, console: Console, manifest: Manifest) -> int:
@@ -28,21 +30,28 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
         raise CliError(f"{directory / MANIFEST} is damaged: it says no inputs of {manifest.source}")
     out = None if args.output is None else check_new(args.output)
     arrays = read_inputs(args.inputs or (), signature)
+    before = check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    machine = relax.VirtualMachine(load_library(directory, manifest), device)
+    machine: Callables = relax.VirtualMachine(load_library(directory, manifest), device)
+    name = manifest.functions[0]
+    recorder = Recorder.of_shapes({name: [spec.shape or () for spec in signature.inputs]})
+    if args.record is not None:
+        machine = recorder.watched(machine)
     weights = [tvm.runtime.tensor(w, device) for w in _weights(directory, manifest, args.seed or 0)]
     inputs = [tvm.runtime.tensor(array, device) for array in arrays]
-    console.step(f"calling {manifest.functions[0]}")
+    console.step(f"calling {name}")
     # A model that is built from a configuration takes its weights as one tuple.
     packed = weights if manifest.config is None else [weights]
     start = time.perf_counter()
     try:
-        results = list(_arrays(machine[manifest.functions[0]](*inputs, *packed)))
+        results = list(_arrays(machine[name](*inputs, *packed)))
     except FOREIGN_ERRORS as err:
         raise CliError(f"{manifest.source} cannot take these inputs: {first_line(err)}") from err
     seconds = time.perf_counter() - start
+    if args.record is not None:
+        write_traffic(args.record, manifest.source, recorder, before)
     outputs = _named(results, signature)
     if out is not None:
         write_outputs(out, outputs)

@@ -18,11 +18,13 @@ from ..report import Report
 from ..validation import read_json
 from .artifact import check_output, place, staged
 from .build import build, cuda_kernels, guarded, require_linker
+from .compilation import write_report
 from .console import CliError, Console
 from .explain import summary
 from .manifest import (
     LIBRARY,
     PARAMS,
+    REPORT,
     TOKENIZER,
     Compiled,
     Manifest,
@@ -57,6 +59,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         start = time.perf_counter()
         kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
+        write_report(stage / REPORT, {**_facts(compiled), "device": device.description}, report)
         console.step("writing the manifest")
         told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
         manifest = Manifest(**told, parameters=parameters(exported), files=file_sums(stage))
@@ -80,6 +83,12 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     else:
         console.result(_text(facts, device.description))
     return 0
+
+
+def _facts(compiled: Compiled) -> dict[str, Any]:
+    """Return what a report says of the compilation besides decisions."""
+    names = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
+    return {name: getattr(compiled, name) for name in names}
 
 
 def _check_dump(dump: str | None, out: Path) -> None:

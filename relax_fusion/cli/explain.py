@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from ..report import (
 )
 from ..report.decision import Decision
 from .build import guarded
+from .compilation import report_record
 from .console import Console, table
 from .source import bounds, described, open_source
 
@@ -63,13 +63,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         "declined": len(report.declined),
     }
     if args.json:
-        records = {
-            "decisions": report.to_json(),
-            "leftovers": report.leftovers_to_json(),
-            "schedules": report.schedules_to_json(),
-            "coverage": report.coverage_to_json(),
-        }
-        console.json({**facts, **{name: json.loads(text) for name, text in records.items()}})
+        console.json({**facts, **report_record(report)})
         return 0
     console.result(
         f"{source.name}, {described(model)}, for {device.description}: "

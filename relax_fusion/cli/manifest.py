@@ -26,9 +26,10 @@ from .console import CliError
 LIBRARY = "lib.so"
 PARAMS = "params.safetensors"
 TOKENIZER = "tokenizer.json"
+REPORT = "report.json"
 MANIFEST = "manifest.json"
-FileName = Literal["lib.so", "params.safetensors", "tokenizer.json"]
-FORMAT = 4
+FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json"]
+FORMAT = 5
 """Raised when an older `run` could not read what `compile` writes."""
 
 Weights = Literal["file", "random", "none"]
@@ -131,7 +132,7 @@ class Manifest(Compiled):
 
     parameters: tuple[Parameter, ...]
     files: dict[FileName, FileSum]
-    format: Literal[4] = 4
+    format: Literal[5] = 5
 
 
 def versions() -> Versions:

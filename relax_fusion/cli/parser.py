@@ -7,19 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from .. import __version__
-from ..canonical import CANONICAL
 from ..estimator.shortlist import MOST
-from ..hardware import DEVICES
-from ..models.layers import DTYPES
-from ..options import BACKENDS
-from ..passes import PATTERNS
-from ..quantization import QUANTIZATIONS
-from .argument_types import bound, natural, path, positive, target, token_ids
+from .argument_types import natural, path, positive, token_ids
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
+from .model_arguments import add_measured, add_model_arguments, command
 from .run import run_command
-from .source import ZOO
+from .study_parsers import add_diff, add_workloads
 from .tune import tune_command
 
 EXAMPLES = """\
@@ -33,15 +28,12 @@ examples:
                                                        measure kernels; compile --database takes
                                                        the fastest
   relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
+  relax-fusion workloads llama-3.1-8b --seq 128..4096 --on h100,a100,rtx4090
+                                                       its matmuls, and their time on each device
+  relax-fusion diff old.cpu new.cpu                    what changed between two compilations
   relax-fusion compile encoder.onnx --bound batch=8 -o encoder.cpu
   relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
 """
-
-SRC_HELP = (
-    "a Hugging Face directory (config.json and safetensors), a config.json alone (random weights), "
-    "an ONNX file (.onnx), a program that torch.export saved (.pt2), or a bundled configuration: "
-    f"{', '.join(ZOO)}"
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,6 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_tune(commands)
     _add_run(commands)
     _add_explain(commands)
+    add_workloads(commands)
+    add_diff(commands)
     return parser
 
 
@@ -78,21 +72,8 @@ def _versions() -> str:
     return f"relax-fusion {__version__} (TVM {tvm})"
 
 
-def _command(commands, name: str, handler, summary: str, details: str = ""):
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(),
-    )
-    parser.set_defaults(handler=handler)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    return parser
-
-
 def _add_demo(commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "demo",
         demo_command,
@@ -104,7 +85,7 @@ def _add_demo(commands) -> None:
 
 
 def _add_compile(commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "compile",
         compile_command,
@@ -113,8 +94,8 @@ def _add_compile(commands) -> None:
         "tokenizer.json. It appears when everything is written, or not at all. What a killed "
         "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
-    _add_model_arguments(parser)
-    _add_measured(parser)
+    add_model_arguments(parser)
+    add_measured(parser)
     parser.add_argument(
         *("-o", "--output"), type=path, metavar="OUT", required=True, help="directory to make"
     )
@@ -143,7 +124,7 @@ def _add_compile(commands) -> None:
 
 
 def _add_tune(commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "tune",
         tune_command,
@@ -151,7 +132,7 @@ def _add_tune(commands) -> None:
         "Times are kept in FILE one by one, so that an interrupted run loses nothing and the next "
         "one goes on from there. The most expensive chains come first.",
     )
-    _add_model_arguments(parser)
+    add_model_arguments(parser)
     parser.add_argument(
         "--database", type=path, metavar="FILE", required=True, help="where times are kept"
     )
@@ -175,7 +156,7 @@ def _add_tune(commands) -> None:
 
 
 def _add_run(commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "run",
         run_command,
@@ -207,6 +188,13 @@ def _add_run(commands) -> None:
         "--max-new-tokens", type=positive, metavar="N", help="of a prompt (default: 16)"
     )
     parser.add_argument(
+        "--record",
+        type=path,
+        metavar="FILE",
+        help="write how often each function was called with which sizes, for `workloads --record`; "
+        "calls are added to those of a FILE that is there",
+    )
+    parser.add_argument(
         "--seed",
         type=natural,
         metavar="N",
@@ -215,15 +203,15 @@ def _add_run(commands) -> None:
 
 
 def _add_explain(commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "explain",
         explain_command,
         "say what would be fused, with which tiles and predicted times, and why not the rest",
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
-    _add_model_arguments(parser)
-    _add_measured(parser)
+    add_model_arguments(parser)
+    add_measured(parser)
     parser.add_argument(
         "--graphs",
         action="store_true",
@@ -233,99 +221,4 @@ def _add_explain(commands) -> None:
         "--coverage",
         action="store_true",
         help="count chains found, launches, and bytes that are only copied, function by function",
-    )
-
-
-def _add_measured(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--database",
-        type=path,
-        metavar="FILE",
-        help="times that `tune` measured: where there are some, the fastest plan is taken",
-    )
-    parser.add_argument(
-        "--autotune",
-        action="store_true",
-        help="embed the four best-priced kernels of each range of sizes, for the library to "
-        "measure at its first call (Triton's kernels)",
-    )
-
-
-def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
-    parser.add_argument("source", type=path, metavar="SRC", help=SRC_HELP)
-    parser.add_argument(
-        "--target",
-        type=target,
-        default="llvm",
-        help=f"llvm (this machine, the default), {gpus}, or a TVM target as JSON",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="of weights and activations (default: float32 on a CPU, float16 on a GPU)",
-    )
-    parser.add_argument(
-        "--quantization",
-        choices=tuple(QUANTIZATIONS),
-        metavar="NAME",
-        help=f"store weights of few bits, by MLC-LLM's names: {', '.join(QUANTIZATIONS)}",
-    )
-    parser.add_argument(
-        "--max-seq-len",
-        type=positive,
-        metavar="N",
-        help="most tokens of a sequence (default: the model's own, at most 4096)",
-    )
-    parser.add_argument(
-        "--batch", type=positive, metavar="N", help="sequences at once (default: 1)"
-    )
-    parser.add_argument(
-        "--bound",
-        action="append",
-        type=bound,
-        default=[],
-        metavar="NAME=N",
-        help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
-        "planned; can be repeated",
-    )
-    _add_fusing_arguments(parser)
-
-
-def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--disable",
-        action="append",
-        choices=(*CANONICAL, *PATTERNS),
-        default=[],
-        metavar="PASS",
-        help=f"leave out a pass; can be repeated: {', '.join([*CANONICAL, *PATTERNS])}",
-    )
-    parser.add_argument(
-        "--always-fuse",
-        action="store_true",
-        help="fuse also where the estimator predicts a loss, to look at kernels or measure them",
-    )
-    parser.add_argument(
-        "--allow-tf32",
-        action="store_true",
-        help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
-    )
-    parser.add_argument(
-        "--validate",
-        action="store_const",
-        const=True,
-        default=False,
-        help="check by numpy that every kernel computes what it replaces, and leave a chain alone "
-        "where it does not",
-    )
-    parser.add_argument(
-        "--validate-strictly",
-        action="store_const",
-        const="strict",
-        dest="validate",
-        help="the same, but fail there",
-    )
-    parser.add_argument(
-        "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )

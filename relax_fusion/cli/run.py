@@ -22,6 +22,7 @@ from ..models import (
     config_from_dict,
     random_weights,
 )
+from ..models.recording import Recorder
 from ..models.threads import use_all_cores
 from ..validation import shown
 from .call import call_command
@@ -37,6 +38,7 @@ from .manifest import (
     stored_weights,
     versions,
 )
+from .traffic import check_record, write_traffic
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,15 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
     _check_prompt(prompt, config.vocab_size)
     _check_room(len(prompt), new, manifest)
+    before = check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    generator = _generator(directory, manifest, device, args.seed or 0)
+    generator, recorder = _generator(directory, manifest, device, args)
     console.step("generating")
     timing = _generate(generator, prompt, new, config.end_tokens)
+    if recorder is not None:
+        write_traffic(args.record, manifest.source, recorder, before)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 
@@ -176,16 +181,19 @@ def _asked(call: Callable[[], Any], failed: str) -> Any:
 
 
 def _generator(
-    directory: Path, manifest: Manifest, device: tvm.runtime.Device, seed: int
-) -> Generator:
+    directory: Path, manifest: Manifest, device: tvm.runtime.Device, args: argparse.Namespace
+) -> tuple[Generator, Recorder | None]:
+    """Load a decoder, and what counts the sizes of its calls if that was asked for."""
     library = load_library(directory, manifest)
     exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)
         if manifest.weights == "file"
-        else random_weights(exported, seed)
+        else random_weights(exported, args.seed or 0)
     )
-    return Generator(library, exported, weights, device)
+    watch = args.record is not None
+    recorder = Recorder.of_module(exported.mod, exported.functions) if watch else None
+    return Generator(library, exported, weights, device, recorder=recorder), recorder
 
 
 def _generate(

@@ -60,6 +60,20 @@ def unfused_at(
     ]
 
 
+def predict_apart(atoms: Sequence[Atom], dev: DeviceSpec, backend: str) -> Prediction:
+    """Return what kernels cost that run one after the other.
+
+    Parameters
+    ----------
+    atoms : sequence of Atom
+        The kernels; at least one.
+    backend : {"tir", "triton"}
+        Who is to emit the matmuls that later passes fuse.
+    """
+    kernels = _kernels(atoms, dev, backend)
+    return _one_after_the_other([kernels[atom] for atom in atoms], dev)
+
+
 @dataclass(frozen=True)
 class _Kernel:
     """What a kernel costs.

@@ -2,14 +2,18 @@
 
 from .coverage import Coverage, Launches, Leftover
 from .decision import Decision, Scheduling
+from .item import Array, Item, Product
 from .report import Report, graphs_text, schedules_table, validation_table
 from .tables import autotune_table, coverage_table, leftovers_table
 
 __all__ = [
+    "Array",
     "Coverage",
     "Decision",
+    "Item",
     "Launches",
     "Leftover",
+    "Product",
     "Report",
     "Scheduling",
     "autotune_table",

@@ -16,6 +16,7 @@ from ..workload import Graph
 from ..workload.json import as_record
 from .coverage import Coverage, Launches, Leftover, coverage_of
 from .decision import Decision, Scheduling
+from .item import Item
 from .tables import autotune_table, leftovers_table, table
 
 
@@ -33,6 +34,10 @@ class Report:
         One for each operation of transformers that is in no fused kernel, with the reason.
     launches : list of Launches
         What each function runs; filled in the last phase.
+    work : list of Item
+        What each function multiplies, fused or not: sizes, bytes and operations follow.
+    kernels : dict of str to str
+        By the name of each PrimFunc a hash of its code; filled when kernels are scheduled.
     device : str
         What was compiled for; the pipeline fills it in.  Where the target names no device, the one
         whose numbers were taken instead is named here.
@@ -42,6 +47,8 @@ class Report:
     schedules: Annotated[list[Scheduling], InstanceOf()] = field(default_factory=list)
     leftovers: Annotated[list[Leftover], InstanceOf()] = field(default_factory=list)
     launches: Annotated[list[Launches], InstanceOf()] = field(default_factory=list)
+    work: Annotated[list[Item], InstanceOf()] = field(default_factory=list)
+    kernels: Annotated[dict[str, str], InstanceOf()] = field(default_factory=dict)
     device: str = ""
 
     def __post_init__(self) -> None:
@@ -109,6 +116,14 @@ class Report:
     def leftovers_to_json(self) -> str:
         """Return what was left as JSON: a list of objects with the fields of `Leftover`."""
         return json_text([asdict(leftover) for leftover in self.leftovers])
+
+    def work_to_json(self) -> str:
+        """Return what each function multiplies as JSON: a list of objects.
+
+        They have the fields of `Item`, whose ``workload`` is an object (null where nothing was
+        fused); sizes are numbers, or text in the names of symbolic sizes.
+        """
+        return json_text([item.to_record() for item in self.work])
 
     def coverage_to_json(self) -> str:
         """Return what became of each function as JSON: a list of objects.

@@ -1,0 +1,228 @@
+"""What differs between two compilations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RelaxFusionError
+from ..estimator.tile_plan import PlanTable
+from ..report import Item
+from ..validation import shown
+from .compilation import Compilation
+from .console import CliError
+
+FACTS = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
+"""What has to be the same for two compilations to be of one model for one target."""
+
+SAME_S = 1e-3
+"""Part by which two predicted times may differ and still count as the same."""
+
+
+@dataclass(frozen=True, order=True)
+class ChainKey:
+    """What tells a chain from others, whatever its dtype and its variables are called.
+
+    Parameters
+    ----------
+    function, chain : str
+        Where it is, and the pass and the steps.
+    sizes : str
+        M x N x K of its matmuls.
+    """
+
+    function: str
+    chain: str
+    sizes: str
+
+    @staticmethod
+    def of(item: Item) -> ChainKey:
+        """Return the key of a fused chain."""
+        each = (
+            (f"{p.batch} times " if p.batch != 1 else "") + f"{p.m} x {p.n} x {p.k}"
+            for p in item.products
+        )
+        sizes = ", ".join(each)
+        if item.kind == "attention" and item.products:
+            first = item.products[0]
+            sizes = f"{first.batch} heads, {first.m} x {first.n} keys, {first.k} features"
+        return ChainKey(item.function, item.chain, sizes)
+
+
+def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
+    """Compare two compilations.
+
+    Returns
+    -------
+    dict
+        ``facts``: name, and its value in A and in B, where they differ.  ``lost``, ``gained`` and
+        ``replaced``: chains with counts; a replaced one is no kernel in B, where as many operations
+        of its function are in kernels as in A.  ``left``: what is left in more or fewer places.
+        ``plans``: ranges of sizes with other tiles.  ``times``: predicted and measured seconds of
+        chains in both.  ``files``: bytes that differ.  ``kernels``: names that are new, gone or
+        have other code, and whether both have hashes of their code.
+
+    Raises
+    ------
+    CliError
+        If a report has no such records.
+    """
+    try:
+        return _difference(a, b)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RelaxFusionError) as err:
+        raise CliError(
+            f"{a.path} or {b.path} is damaged: a record is not as expected "
+            f"({type(err).__name__}: {shown(str(err))}); compile again",
+            code=2,
+        ) from err
+
+
+def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
+    chains = _chains(a), _chains(b)
+    counts = tuple({key: sum(i.count for i in found[key]) for key in found} for found in chains)
+    fewer = _more(counts[0], counts[1])
+    dropped = _dropped(a, b)
+    plans, times = [], []
+    for key in sorted(chains[0].keys() & chains[1].keys()):
+        one, two = (_decision(x, found[key][0]) for x, found in zip((a, b), chains, strict=True))
+        if one is not None and two is not None:
+            plans += _plans(key, one, two)
+            times += _times(key, one, two)
+    return {
+        "facts": {n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS if a.fact(n) != b.fact(n)},
+        "lost": [c for c in fewer if c["function"] in dropped],
+        "replaced": [c for c in fewer if c["function"] not in dropped],
+        "gained": _more(counts[1], counts[0]),
+        "left": _left(a, b),
+        "plans": plans,
+        "times": times,
+        "files": _changed(a.files, b.files),
+        "kernels": _kernels(a, b),
+    }
+
+
+def is_equal(found: Mapping[str, Any]) -> bool:
+    """Tell whether nothing differs."""
+    kernels = found["kernels"]
+    parts = ("facts", "lost", "replaced", "gained", "left", "plans", "times", "files")
+    return not any(found[part] for part in parts) and not any(
+        kernels[name] for name in ("new", "gone", "changed")
+    )
+
+
+def _chains(one: Compilation) -> dict[ChainKey, list[Item]]:
+    found: dict[ChainKey, list[Item]] = {}
+    for item in one.items:
+        if item.status == "fused":
+            found.setdefault(ChainKey.of(item), []).append(item)
+    return found
+
+
+def _more(first: Mapping[ChainKey, int], second: Mapping[ChainKey, int]) -> list[dict[str, Any]]:
+    """Return the chains of which there are more in the first, with how many more."""
+    return [
+        {**vars(key), "count": count - second.get(key, 0)}
+        for key, count in sorted(first.items())
+        if count > second.get(key, 0)
+    ]
+
+
+def _dropped(a: Compilation, b: Compilation) -> set[str]:
+    """Return the functions of A of which fewer operations are in kernels in B."""
+    return {
+        function
+        for function, counts in _covered(a).items()
+        if any(_covered(b).get(function, {}).get(name, 0) < n for name, n in counts.items())
+    }
+
+
+def _covered(one: Compilation) -> dict[str, dict[str, int]]:
+    """Return, by function, how many chains of each kind are in kernels, and how many matmuls."""
+    found = {
+        str(each["function"]): {str(name): int(n[0]) for name, n in each["chains"].items()}
+        for each in one.record.get("coverage", ())
+    }
+    for item in one.items:
+        if item.status == "fused":
+            counts = found.setdefault(item.function, {})
+            counts["matmuls"] = counts.get("matmuls", 0) + item.count * len(item.products)
+    return found
+
+
+def _decision(one: Compilation, item: Item) -> dict[str, Any] | None:
+    decisions = (d for d in one.record["decisions"] if d["kernel"] == item.kernel)
+    return next((d for d in decisions if d["function"] == item.function), None)
+
+
+def _plans(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ranges in which two decisions have other tiles."""
+    one, two = (
+        {str(box): plan.text for box, plan in PlanTable.from_attr(d["plans"]).boxes} for d in (a, b)
+    )
+    return [
+        {**vars(key), "range": box, "a": one.get(box), "b": two.get(box)}
+        for box in dict.fromkeys([*one, *two])
+        if one.get(box) != two.get(box)
+    ]
+
+
+def _times(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the sizes at which two decisions have other times."""
+    one, two = ({_size(p["size"]): p for p in d["predictions"]} for d in (a, b))
+    found = []
+    for size in one.keys() & two.keys():
+        entry: dict[str, Any] = {**vars(key), "size": size}
+        for name in ("fused_s", "measured_s"):
+            first, second = one[size].get(name), two[size].get(name)
+            if _differ(first, second):
+                entry[name] = {"a": first, "b": second}
+        if len(entry) > len(vars(key)) + 1:
+            found.append(entry)
+    return sorted(found, key=lambda entry: (len(entry["size"]), entry["size"]))
+
+
+def _differ(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is not b
+    return abs(a - b) > SAME_S * max(abs(a), abs(b))
+
+
+def _size(size: Any) -> str:
+    if isinstance(size, dict):
+        return "batch {batch}, {q_len} x {kv_len} keys".format(**size)
+    return "1 row" if size == 1 else f"{size} rows"
+
+
+def _left(a: Compilation, b: Compilation) -> list[dict[str, Any]]:
+    """Return what is left in more or fewer places, for one reason."""
+    one, two = (
+        Counter((x["function"], x["kind"], x["reason"]) for x in c.record.get("leftovers", ()))
+        for c in (a, b)
+    )
+    names = ("function", "kind", "reason")
+    return [
+        {**dict(zip(names, key, strict=True)), "a": one[key], "b": two[key]}
+        for key in sorted({*one, *two})
+        if one[key] != two[key]
+    ]
+
+
+def _changed(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, dict[str, int | None]]:
+    """Return what differs, where both are directories."""
+    if not a or not b:
+        return {}
+    names = sorted({*a, *b})
+    return {n: {"a": a.get(n), "b": b.get(n)} for n in names if a.get(n) != b.get(n)}
+
+
+def _kernels(a: Compilation, b: Compilation) -> dict[str, Any]:
+    one, two = (dict(c.record.get("kernels") or {}) for c in (a, b))
+    known = bool(one) and bool(two)
+    return {
+        "known": known,
+        "new": sorted(two.keys() - one.keys()) if known else [],
+        "gone": sorted(one.keys() - two.keys()) if known else [],
+        "changed": sorted(n for n in one.keys() & two.keys() if one[n] != two[n]),
+    }

@@ -1,0 +1,135 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..canonical import CANONICAL
+from ..hardware import DEVICES
+from ..models.layers import DTYPES
+from ..options import BACKENDS
+from ..passes import PATTERNS
+from ..quantization import QUANTIZATIONS
+from .argument_types import bound, path, positive, target
+from .source import ZOO
+
+SRC_HELP = (
+    "a Hugging Face directory (config.json and safetensors), a config.json alone (random weights), "
+    "an ONNX file (.onnx), a program that torch.export saved (.pt2), or a bundled configuration: "
+    f"{', '.join(ZOO)}"
+)
+
+
+def command(
+    commands, name: str, handler, summary: str, details: str = "", *, json_flag: bool = True
+):
+    """Add a command with the options that all of them have."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(),
+    )
+    parser.set_defaults(handler=handler)
+    if json_flag:
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def add_measured(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which plans are chosen by measured times."""
+    parser.add_argument(
+        "--database",
+        type=path,
+        metavar="FILE",
+        help="times that `tune` measured: where there are some, the fastest plan is taken",
+    )
+    parser.add_argument(
+        "--autotune",
+        action="store_true",
+        help="embed the four best-priced kernels of each range of sizes, for the library to "
+        "measure at its first call (Triton's kernels)",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, batch: bool = True) -> None:
+    """Add SRC and what says of it which model is built, and how it is fused."""
+    gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
+    parser.add_argument("source", type=path, metavar="SRC", help=SRC_HELP)
+    parser.add_argument(
+        "--target",
+        type=target,
+        default="llvm",
+        help=f"llvm (this machine, the default), {gpus}, or a TVM target as JSON",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="of weights and activations (default: float32 on a CPU, float16 on a GPU)",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=tuple(QUANTIZATIONS),
+        metavar="NAME",
+        help=f"store weights of few bits, by MLC-LLM's names: {', '.join(QUANTIZATIONS)}",
+    )
+    parser.add_argument(
+        "--max-seq-len",
+        type=positive,
+        metavar="N",
+        help="most tokens of a sequence (default: the model's own, at most 4096)",
+    )
+    if batch:
+        parser.add_argument(
+            "--batch", type=positive, metavar="N", help="sequences at once (default: 1)"
+        )
+    parser.add_argument(
+        "--bound",
+        action="append",
+        type=bound,
+        default=[],
+        metavar="NAME=N",
+        help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
+        "planned; can be repeated",
+    )
+    _add_fusing_arguments(parser)
+
+
+def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--disable",
+        action="append",
+        choices=(*CANONICAL, *PATTERNS),
+        default=[],
+        metavar="PASS",
+        help=f"leave out a pass; can be repeated: {', '.join([*CANONICAL, *PATTERNS])}",
+    )
+    parser.add_argument(
+        "--always-fuse",
+        action="store_true",
+        help="fuse also where the estimator predicts a loss, to look at kernels or measure them",
+    )
+    parser.add_argument(
+        "--allow-tf32",
+        action="store_true",
+        help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
+    )
+    parser.add_argument(
+        "--validate",
+        action="store_const",
+        const=True,
+        default=False,
+        help="check by numpy that every kernel computes what it replaces, and leave a chain alone "
+        "where it does not",
+    )
+    parser.add_argument(
+        "--validate-strictly",
+        action="store_const",
+        const="strict",
+        dest="validate",
+        help="the same, but fail there",
+    )
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
+    )

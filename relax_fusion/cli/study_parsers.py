@@ -1,0 +1,91 @@
+"""The arguments of the commands that look at a model or at two compilations of one."""
+
+from __future__ import annotations
+
+import argparse
+
+from .argument_types import devices, named_range, path, size_range
+from .diff import diff_command
+from .model_arguments import add_model_arguments, command
+from .workloads import workloads_command
+
+
+def add_workloads(commands) -> None:
+    """Add ``workloads``."""
+    parser = command(
+        commands,
+        "workloads",
+        workloads_command,
+        "list every matmul and attention of a model: sizes, counts, bytes and operations",
+        "Fused chains and what is left of each function, prefill and decode of a decoder. Sizes "
+        "that are not given stay symbolic; bytes and operations are then those at 512 tokens, or "
+        "as many as fit, and at 64 of every other size. SRC can also be a directory that `compile` "
+        "made. Nothing is compiled, and no weights are read.",
+        json_flag=False,
+    )
+    add_model_arguments(parser, batch=False)
+    _add_sizes(parser)
+    parser.add_argument(
+        "--on",
+        type=devices,
+        metavar="DEVICE,...",
+        help="predict the time of each function on these devices, and what limits it: names as for "
+        "--target; chains are chosen anew for each",
+    )
+    parser.add_argument(
+        "--record",
+        type=path,
+        metavar="FILE",
+        help="count by the sizes that `run --record FILE` met, in place of --batch, --seq and "
+        "--size",
+    )
+    for name, what in (("csv", "a row for each item and each of its sizes"), ("json", "all of it")):
+        parser.add_argument(
+            f"--{name}",
+            type=path,
+            metavar="FILE",
+            help=f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table",
+        )
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch",
+        type=size_range,
+        metavar="N[..M]",
+        help="sequences at once (default: 1); of a range both ends and the powers of two between "
+        "are counted",
+    )
+    parser.add_argument(
+        "--seq",
+        type=size_range,
+        metavar="N[..M]",
+        help="tokens: of a prompt in prefill, of the context in decode, of an encoder's input",
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        type=named_range,
+        default=[],
+        metavar="NAME=N[..M]",
+        help="another symbolic size, by its name; can be repeated",
+    )
+
+
+def add_diff(commands) -> None:
+    """Add ``diff``."""
+    parser = command(
+        commands,
+        "diff",
+        diff_command,
+        "compare two compilations: chains gained and lost, plans, times, files, kernels",
+        "The exit code is 0 if no chain was lost, whatever else differs, 1 if one was, and 2 if A "
+        "or B is no compilation.",
+    )
+    for name in ("a", "b"):
+        parser.add_argument(
+            name,
+            type=path,
+            metavar=name.upper(),
+            help="a directory that `compile` made, its report.json, or what `explain --json` wrote",
+        )

@@ -1,0 +1,122 @@
+"""The file in which ``run --record`` counts sizes, and ``workloads --record`` reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from ..models.recording import Recorder
+from ..validation import Count, Natural, read_file, read_json, shown
+from .console import CliError
+
+_EXACT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Met:
+    """Values of a function's symbolic sizes, and how often it was called with them."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    sizes: dict[str, Natural]
+    calls: Count
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The calls of the functions of one model.
+
+    Parameters
+    ----------
+    source : str
+        Name of the model.
+    functions : dict of str to tuple of Met
+        By function.
+    format : int
+        Version of this record.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    source: str
+    functions: Annotated[dict[str, tuple[Met, ...]], Field()]
+    format: Literal[1] = 1
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Return the calls of both."""
+        functions = {}
+        for name in dict.fromkeys([*self.functions, *other.functions]):
+            calls: dict[tuple[tuple[str, int], ...], int] = {}
+            for met in (*self.functions.get(name, ()), *other.functions.get(name, ())):
+                key = tuple(sorted(met.sizes.items()))
+                calls[key] = calls.get(key, 0) + met.calls
+            functions[name] = tuple(Met(dict(key), n) for key, n in sorted(calls.items()))
+        return Traffic(self.source, functions)
+
+
+def read_traffic(file: Path) -> Traffic:
+    """Read what was counted.
+
+    Raises
+    ------
+    CliError
+        If the file is missing, or is none of these.
+    """
+    try:
+        text = read_file(file)
+    except OSError as err:
+        raise CliError(f"{file} cannot be read: {err.strerror}", code=2) from err
+    try:
+        return read_json(Traffic, text, ValueError, f"{file} was not written by `run --record`")
+    except ValueError as err:
+        raise CliError(str(err), code=2) from None
+
+
+def check_record(file: str | None, source: str) -> Traffic | None:
+    """Return what a file has that calls are to be added to; None where there is no file.
+
+    Raises
+    ------
+    CliError
+        If it is of another model or no such file, or its directory is missing.
+    """
+    if file is None:
+        return None
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise CliError(f"--record {file}: {path.parent} is no directory", code=2)
+    if not path.exists():
+        return None
+    found = read_traffic(path)
+    if found.source != source:
+        raise CliError(
+            f"{file} has the sizes of {shown(found.source)}, this is {shown(source)}; give another "
+            "--record",
+            code=2,
+        )
+    return found
+
+
+def write_traffic(file: str, source: str, recorder: Recorder, before: Traffic | None) -> Traffic:
+    """Add what a run counted to a file, and return all of it."""
+    counted: Mapping[str, list] = recorder.to_record()
+    functions = {
+        name: tuple(Met(each["sizes"], each["calls"]) for each in met)
+        for name, met in counted.items()
+    }
+    traffic = Traffic(source, functions)
+    if before is not None:
+        traffic = before.plus(traffic)
+    stage = Path(f"{file}.{os.getpid()}.part")
+    try:
+        stage.write_text(json.dumps(asdict(traffic), indent=2) + "\n", encoding="utf-8")
+        stage.replace(file)
+    finally:
+        stage.unlink(missing_ok=True)
+    return traffic

@@ -1,0 +1,10 @@
+"""What a model multiplies: every matmul and attention, its sizes, and what it should cost.
+
+Fused chains, and what was left, become items of a report; bytes, operations and predicted times
+follow from these.
+"""
+
+from .collect import RecordKernels, RecordWork
+from .costs import LIMITS, FunctionCost, ItemCost, function_cost
+
+__all__ = ["LIMITS", "FunctionCost", "ItemCost", "RecordKernels", "RecordWork", "function_cost"]

@@ -1,0 +1,223 @@
+"""RecordWork: what each function multiplies, kernel by kernel; RecordKernels: their code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from ..matching.pattern import is_call
+from ..matching.shapes import shape_of
+from ..report import Report
+from ..report.decision import Decision
+from ..report.item import Item
+from ..report.sizes import Extent
+from ..transforms.modules import functions_of
+from ..workload.graph import Graph
+from ..workload.json import to_json
+from .functions import function_item
+from .graphs import kind_of, products_of, storage_of
+from .operators import COUNTED, arrays_of, extent, operator_item
+
+_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
+_OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordWork")
+@dataclass(frozen=True)
+class RecordWork:
+    """Record what each function multiplies; the module stays as it is.
+
+    Every fused chain is recorded, every matmul, convolution and attention that was left, whoever
+    wrote it, and every call of a function outside of the module, whose work nobody here knows.  It
+    has to come behind the fusing passes and `ReportLeftovers`, whose reasons it takes over.
+
+    Parameters
+    ----------
+    report : Report
+        Its decisions and leftovers are read, its `work` is added to.
+    """
+
+    report: Report
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every function of `mod`, and return it."""
+        alive = relax.transform.DeadCodeElimination()(mod)
+        functions = functions_of(alive, relax.Function)
+        collector = _Collector(alive, self.report)
+        called = {name for func in functions.values() for name in collector.called(func)}
+        for gvar, func in functions.items():
+            name = gvar.name_hint
+            if name not in called or (func.attrs or {}).get("global_symbol"):
+                self.report.work.extend(_counted(collector.items(name, name, func)))
+        return mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordKernels")
+@dataclass(frozen=True)
+class RecordKernels:
+    """Record a hash of each PrimFunc; the module stays as it is.
+
+    Parameters
+    ----------
+    kernels : dict of str to str
+        Gets one entry for each.
+    """
+
+    kernels: dict[str, str]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every function of `mod`, and return it."""
+        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+            number = tvm_ffi.structural_hash(func, map_free_vars=True) & (2**64 - 1)
+            self.kernels[gvar.name_hint] = f"{number:016x}"
+        return mod
+
+
+def _counted(items: Iterator[Item]) -> list[Item]:
+    """Put equal work together."""
+    first: dict[Item, Item] = {}
+    count: dict[Item, int] = {}
+    for item in items:
+        first.setdefault(item.key, item)
+        count[item.key] = count.get(item.key, 0) + item.count
+    return [replace(item, count=count[key]) for key, item in first.items()]
+
+
+class _Collector:
+    """Reads the functions of one module."""
+
+    def __init__(self, mod: ir.IRModule, report: Report):
+        self.mod = mod
+        self.decisions: dict[str, Decision] = {d.kernel: d for d in report.decisions if d.kernel}
+        self.reasons = {(x.function, x.where): x.reason for x in report.leftovers}
+
+    def called(self, func: relax.Function) -> Iterator[str]:
+        """Yield the names of Relax functions that a function calls."""
+        for _, value in _bindings(func.body):
+            if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
+                yield value.op.name_hint
+
+    def items(
+        self, phase: str, name: str, func: relax.Function, inside: tuple[str, ...] = ()
+    ) -> Iterator[Item]:
+        """Yield what a function multiplies, and what the functions do that it calls.
+
+        Parameters
+        ----------
+        phase : str
+            The function that is called from outside.
+        name, func
+            The function that is read.
+        inside : tuple of str
+            Those that call it, so that recursion ends.
+        """
+        for var, value in _bindings(func.body):
+            if not isinstance(value, relax.Call):
+                continue
+            if isinstance(value.op, ir.GlobalVar):
+                callee = value.op.name_hint
+                if callee not in (*inside, name) and isinstance(self.mod[value.op], relax.Function):
+                    yield from self.items(phase, callee, self.mod[value.op], (*inside, name))
+                continue
+            item = self._item(phase, var, value)
+            if item is not None:
+                why = self.reasons.get((name, item.where)) or self.reasons.get((name, name), "")
+                yield replace(item, reason=why or item.reason) if item.status == "left" else item
+
+    def _item(self, function: str, var: relax.Var, call: relax.Call) -> Item | None:
+        if is_call(call, *COUNTED):
+            return replace(operator_item(function, var, call), reason="no pass took it")
+        if is_call(call, *_KERNELS) and isinstance(call.args[0], ir.GlobalVar):
+            decision = self.decisions.get(call.args[0].name_hint)
+            if decision is not None:
+                return _fused(function, var, call, decision)
+            func = self.mod[call.args[0]]
+            if isinstance(func, tirx.PrimFunc):
+                made = function_item(function, var, call, func)
+                return replace(made, reason="a function of TIR") if made is not None else None
+        if is_call(call, *_OUTSIDE) and isinstance(call.args[0], relax.ExternFunc):
+            return _outside(function, var, call)
+        return None
+
+
+def _bindings(body: relax.Expr) -> Iterator[tuple[relax.Var, relax.Expr]]:
+    """Yield the bindings of a body in order, and those of the branches in it."""
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        for binding in block.bindings:
+            value = getattr(binding, "value", None)
+            if isinstance(value, relax.If):
+                yield from _bindings(value.true_branch)
+                yield from _bindings(value.false_branch)
+            elif isinstance(value, relax.Function):
+                yield from _bindings(value.body)
+            elif value is not None:
+                yield binding.var, value
+
+
+def _fused(function: str, var: relax.Var, call: relax.Call, decision: Decision) -> Item:
+    """Return the item of a kernel of ours."""
+    work = decision.workload
+    assert work is not None, "a fused chain has a workload"
+    dims = _dims(work.graph, call)
+    return Item(
+        function,
+        kind_of(work),
+        f"{decision.pattern}: {decision.spelling}",
+        "fused",
+        work.dtype,
+        storage=storage_of(work),
+        products=products_of(work, dims),
+        where=var.name,
+        kernel=decision.kernel,
+        workload=json.dumps(json.loads(to_json(work))),
+        dims=tuple(dims.items()),
+    )
+
+
+def _dims(graph: Graph, call: relax.Call) -> dict[str, Extent]:
+    """Return what the dynamic dimensions of a graph are in the function, by its operands."""
+    args = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else [call.args[1]]
+    found: dict[str, Extent] = {}
+    for operand, arg in zip(graph.inputs, args, strict=False):
+        if operand.shape is not None:
+            _bind(found, operand.shape, shape_of(arg) or ())
+    scalars = [s.dim for s in graph.slots if s.role == "scalar" and s.dim is not None]
+    numbers = [a for a in args if not isinstance(a.ty, relax.TensorType)]
+    for dim, number in zip(scalars, numbers, strict=False):
+        if not isinstance(dim, int):
+            found[dim.name] = extent(getattr(number, "value", number))
+    outs = call.ty_args[0] if len(call.ty_args) == 1 else relax.TupleType(list(call.ty_args))
+    fields = outs.fields if isinstance(outs, relax.TupleType) else [outs]
+    for operand, ty in zip(graph.outputs, fields, strict=False):
+        shape = ty.shape if isinstance(ty, relax.TensorType) else None
+        if operand.shape is not None and isinstance(shape, relax.ShapeExpr):
+            _bind(found, operand.shape, shape.values)
+    return found
+
+
+def _bind(found: dict[str, Extent], dims: Sequence[object], sizes: Sequence[ir.Expr]) -> None:
+    for dim, size in zip(dims, sizes, strict=False):
+        if not isinstance(dim, int):
+            found.setdefault(getattr(dim, "name"), extent(size))  # noqa: B009
+
+
+def _outside(function: str, var: relax.Var, call: relax.Call) -> Item:
+    """Return the item of a call that leaves the module."""
+    name = str(call.args[0].global_symbol)
+    args = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else [call.args[1]]
+    tensors = [a for a in args if isinstance(a.ty, relax.TensorType)]
+    return Item(
+        function,
+        "call",
+        name,
+        "outside",
+        str(tensors[0].ty.dtype) if tensors else "",
+        arrays=arrays_of(*tensors, var),
+        where=var.name,
+        reason="it calls a function outside of the module, whose work is not known",
+    )

@@ -1,0 +1,140 @@
+"""Matmuls, convolutions and attentions that are operators of Relax: their sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tvm import relax, tirx
+
+from ..matching.operations import OPERATORS
+from ..matching.pattern import PrimExpr, is_call
+from ..matching.shapes import dtype_of, product, shape_of
+from ..report.item import Array, Item, Kind, Product
+from ..report.sizes import Extent
+
+CONVOLUTIONS = tuple(
+    f"relax.nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")
+)
+
+COUNTED: dict[str, Kind] = {
+    **dict.fromkeys((n for n, kind in OPERATORS.items() if kind == "matmul"), "matmul"),
+    **dict.fromkeys((n for n, kind in OPERATORS.items() if kind == "attention"), "attention"),
+    **dict.fromkeys(CONVOLUTIONS, "convolution"),
+}
+"""Operators that multiply matrices, and what they are called."""
+
+Shape = Sequence[PrimExpr]
+
+_TYPED = re.compile(r"T\.int(?:32|64)\((\d+)\)")
+"""How TVM prints a number beside a symbolic size."""
+
+
+def extent(size: PrimExpr | int) -> Extent:
+    """Return a size as a number, or as text."""
+    if isinstance(size, int | tirx.IntImm):
+        return int(size)
+    return _TYPED.sub(r"\1", str(size))
+
+
+def arrays_of(*exprs: relax.Expr) -> tuple[Array, ...]:
+    """Return the tensors among expressions; those of unknown shape are left out."""
+    found = []
+    for expr in exprs:
+        shape = shape_of(expr)
+        if shape is not None:
+            found.append(Array(tuple(map(extent, shape)), dtype_of(expr)))
+    return tuple(found)
+
+
+def operator_item(function: str, var: relax.Var, call: relax.Call) -> Item:
+    """Return what an operator multiplies; one of unknown sizes has no products."""
+    name = str(call.op.name)
+    tensors = [a for a in call.args if isinstance(a.ty, relax.TensorType)]
+    shapes = [shape_of(expr) for expr in (*tensors, var)]
+    known = [shape for shape in shapes if shape is not None]
+    products: tuple[Product, ...] = ()
+    if len(known) == len(shapes):
+        products = _products(call, known[:-1], known[-1])
+    kind = COUNTED[name]
+    return Item(
+        function,
+        kind,
+        name.removeprefix("relax."),
+        "left",
+        dtype_of(tensors[0]) if tensors else "",
+        storage=dtype_of(tensors[1]) if kind != "attention" and len(tensors) > 1 else "",
+        products=products,
+        arrays=arrays_of(*tensors, var) if products else (),
+        where=var.name,
+        note="" if products else "its sizes are not known",
+    )
+
+
+def _products(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple[Product, ...]:
+    if is_call(call, "relax.matmul", "relax.linear") and len(shapes) >= 2:
+        return (_matmul(shapes[0], shapes[1], out, turned=is_call(call, "relax.linear")),)
+    if is_call(call, "relax.einsum"):
+        return _einsum(str(call.attrs.subscripts), shapes)
+    if is_call(call, *CONVOLUTIONS) and len(shapes) >= 2:
+        return _convolution(call, shapes, out)
+    if is_call(call, "relax.nn.attention", "relax.nn.attention_bias") and len(shapes) >= 3:
+        return _attention(*shapes[:3])
+    return ()
+
+
+def _matmul(left: Shape, right: Shape, out: Shape, *, turned: bool) -> Product:
+    """Return the product of tensors, whose leading dimensions broadcast; vectors have one row."""
+    k = left[-1]
+    if len(right) == 1:
+        return Product(extent(product(left[:-1])), 1, extent(k))
+    n = right[-2] if turned else right[-1]
+    if len(right) == 2:
+        return Product(extent(product(left[:-1])), extent(n), extent(k))
+    m = [left[-2]] if len(left) > 1 else []
+    batch = out[: len(out) - 1 - len(m)]
+    return Product(extent(product(m)), extent(n), extent(k), extent(product(batch)))
+
+
+def _einsum(subscripts: str, shapes: Sequence[Shape]) -> tuple[Product, ...]:
+    """Return the product of two tensors by their letters."""
+    found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", subscripts.replace(" ", ""))
+    if found is None or len(shapes) < 2:
+        return ()
+    first, second, out = found.groups()
+    size = dict(zip(first + second, [*shapes[0], *shapes[1]], strict=False))
+
+    def sizes(letters: str) -> Extent:
+        return extent(product([size[x] for x in dict.fromkeys(letters)]))
+
+    m = "".join(x for x in out if x in first and x not in second)
+    n = "".join(x for x in out if x in second and x not in first)
+    batch = "".join(x for x in out if x in first and x in second)
+    k = "".join(x for x in first + second if x not in out)
+    return (Product(sizes(m), sizes(n), sizes(k), sizes(batch)),)
+
+
+def _convolution(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple[Product, ...]:
+    """Return a convolution as the matmul of its patches, one for each group."""
+    layout, weights = str(call.attrs.data_layout), str(call.attrs.kernel_layout)
+    groups = int(call.attrs.groups)
+    by_letter = dict(zip(weights, shapes[1], strict=False))
+    if set(weights) - {"O", "I", "D", "H", "W"} or len(by_letter) != len(shapes[1]):
+        return ()
+    turned = str(call.op.name).endswith("_transpose")
+    window = [size for letter, size in by_letter.items() if letter not in "OI"]
+    places = shapes[0] if turned else out
+    m = product([s for letter, s in zip(layout, places, strict=False) if letter != "C"])
+    if turned:  # each input element is multiplied by the window of every output channel
+        columns, depth = product([by_letter["O"], *window]), by_letter["I"] // groups
+    else:
+        columns, depth = by_letter["O"] // groups, product([by_letter["I"], *window])
+    return (Product(extent(m), extent(columns), extent(depth), groups),)
+
+
+def _attention(q: Shape, k: Shape, v: Shape) -> tuple[Product, ...]:
+    """Return the scores and the values of ``[batch, positions, heads, features]``."""
+    batch = extent(product([q[0], q[2]]))
+    rows, keys = extent(q[1]), extent(k[1])
+    scores = Product(rows, keys, extent(q[3]), batch)
+    return (scores, Product(rows, extent(v[3]), keys, batch))

@@ -1,0 +1,211 @@
+"""One piece of work of a model: a fused kernel, or a matmul or attention that was left."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from ..errors import GraphError
+from ..workload import Workload
+from ..workload.dtypes import STORED_BYTES
+from ..workload.json import from_json
+from .sizes import Extent, Values, names_in, value_of
+
+Kind = Literal["matmul", "attention", "chain", "convolution", "call"]
+Status = Literal["fused", "left", "outside"]
+
+_EXACT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matmul ``[m, k] x [k, n]``, as often as `batch` says.
+
+    Parameters
+    ----------
+    m, n, k, batch : int or str
+        Its sizes.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    m: Extent
+    n: Extent
+    k: Extent
+    batch: Extent = 1
+
+    def flops(self, values: Values) -> float | None:
+        """Return two operations for each product of numbers; None where a size is not known."""
+        sizes = [value_of(size, values) for size in (self.batch, self.m, self.n, self.k)]
+        known = [size for size in sizes if size is not None]
+        return 2.0 * math.prod(known) if len(known) == len(sizes) else None
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor that is read or written: its sizes and its element type as it is stored."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    shape: tuple[Extent, ...]
+    dtype: str
+
+    def bytes(self, values: Values) -> int | None:
+        """Return its size in memory; None where a size is not known."""
+        sizes = [value_of(size, values) for size in self.shape]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            return None
+        return math.prod(known) * STORED_BYTES.get(self.dtype, 1)
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one kernel, or one operator that was left, multiplies.
+
+    Parameters
+    ----------
+    function : str
+        The phase: ``prefill`` and ``decode`` of a decoder, or the function's name.
+    kind : {"matmul", "attention", "chain", "convolution", "call"}
+        What it is; a "chain" has several matmuls in a row; a "call" is of a function outside of the
+        module, whose work is not known.
+    chain : str
+        How it is written: the steps of a fused chain, or the operator.
+    status : {"fused", "left", "outside"}
+        Whether it is in a kernel of ours, was left, or is no part of the module.
+    dtype : str
+        Of what is multiplied.
+    storage : str
+        How weights are stored: their dtype, or the format of packed ones; empty where there is no
+        weight.
+    products : tuple of Product
+        Its matmuls; of an attention scores and values.  Empty where they are not known.
+    arrays : tuple of Array
+        What it reads and writes; of a fused chain `workload` says that.
+    where : str
+        The first variable that it defines.
+    kernel, reason : str
+        Of a fused chain the kernel; of another why it was left.
+    count : int
+        How often one call of the function does it.
+    workload : str
+        The workload of a fused chain as JSON; empty for others.
+    dims : tuple of (str, int or str)
+        The workload's dynamic dimensions: the name in its graph, and what it is in the function.
+    note : str
+        What a reader of the numbers should know.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    function: str
+    kind: Kind
+    chain: str
+    status: Status
+    dtype: str
+    storage: str = ""
+    products: tuple[Product, ...] = ()
+    arrays: tuple[Array, ...] = ()
+    where: str = ""
+    kernel: str = ""
+    reason: str = ""
+    count: int = 1
+    workload: str = ""
+    dims: tuple[tuple[str, Extent], ...] = ()
+    note: str = ""
+
+    @cached_property
+    def work(self) -> Workload | None:
+        """The workload of a fused chain."""
+        return from_json(self.workload) if self.workload else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the symbolic sizes that it depends on."""
+        sizes = [s for p in self.products for s in (p.m, p.n, p.k, p.batch)]
+        sizes += [s for a in self.arrays for s in a.shape]
+        sizes += [s for _, s in self.dims]
+        return frozenset().union(*map(names_in, sizes))
+
+    def sizes(self, values: Values) -> dict[str, int] | None:
+        """Return the workload's dimensions at some sizes; None where one is not known."""
+        found = {name: value_of(size, values) for name, size in self.dims}
+        known = {name: size for name, size in found.items() if size is not None}
+        return known if len(known) == len(found) else None
+
+    def flops(self, values: Values) -> float | None:
+        """Return the floating-point operations of its matmuls; None where they are not known.
+
+        Parameters
+        ----------
+        values : mapping of str to int
+            Symbolic sizes of the function by name.
+        """
+        if self.work is not None:
+            sizes = self.sizes(values)
+            return None if sizes is None else _tried(lambda w, s: w.flops(**s), self.work, sizes)
+        each = [p.flops(values) for p in self.products]
+        known = [n for n in each if n is not None]
+        return sum(known) if known and len(known) == len(each) else None
+
+    def bytes(self, values: Values) -> float | None:
+        """Return the bytes that it reads and writes, each once; None where they are not known."""
+        if self.work is not None:
+            sizes = self.sizes(values)
+            if sizes is None:
+                return None
+            return _tried(lambda w, s: float(sum(w.bytes(**s).values())), self.work, sizes)
+        each = [a.bytes(values) for a in self.arrays]
+        known = [n for n in each if n is not None]
+        return float(sum(known)) if known and len(known) == len(each) else None
+
+    def same(self, other: Item) -> bool:
+        """Tell whether another item is the same work in the same function."""
+        return self.key == other.key
+
+    @cached_property
+    def key(self) -> Item:
+        """The item without its place and count: equal for equal work."""
+        return replace(self, where="", count=1)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the fields in lists, dictionaries and what JSON has."""
+        record = asdict(self)
+        record["workload"] = json.loads(self.workload) if self.workload else None
+        return record
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Item:
+        """Return the item of what `to_record` made.
+
+        Raises
+        ------
+        TypeError, LookupError, RelaxFusionError
+            If it is none.
+        """
+        values = dict(record)
+        work = values.pop("workload")
+        return Item(
+            **{
+                **values,
+                "products": tuple(Product(**p) for p in values["products"]),
+                "arrays": tuple(Array(tuple(a["shape"]), a["dtype"]) for a in values["arrays"]),
+                "dims": tuple((name, size) for name, size in values["dims"]),
+                "workload": json.dumps(work) if work is not None else "",
+            }
+        )
+
+
+def _tried(count: Any, work: Workload, sizes: dict[str, int]) -> float | None:
+    """Return what a workload counts; None where its graph needs a size that nobody gave."""
+    try:
+        return float(count(work, sizes))
+    except GraphError:
+        return None

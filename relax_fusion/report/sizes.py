@@ -1,0 +1,161 @@
+"""Sizes as text: what an expression of names comes to, and ranges of values for names."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PipelineError
+from ..validation import shown
+
+Extent = int | str
+"""A size: a number, or an expression of names such as ``"batch * seq_len"``."""
+
+Values = Mapping[str, int]
+
+MOST_POINTS = 512
+"""Combinations of sizes that are counted for one function."""
+
+_BINARY: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type, Callable[[int, int], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_CALLS: dict[str, Callable[..., int]] = {
+    "min": min,
+    "max": max,
+    "Cast": lambda _, value: value,
+    **{name: lambda value: value for name in ("int32", "int64")},
+    "Div": lambda a, b: int(a / b),
+    "if_then_else": lambda c, a, b: a if c else b,
+}
+
+
+def value_of(extent: Extent, values: Values) -> int | None:
+    """Return what a size comes to; None where it names one that `values` has not.
+
+    Parameters
+    ----------
+    extent : int or str
+        The size, as TVM prints it.
+    values : mapping of str to int
+        Symbolic sizes by name.
+    """
+    if isinstance(extent, int):
+        return extent
+    try:
+        return int(_value(ast.parse(extent, mode="eval").body, values))
+    except (LookupError, ValueError, SyntaxError, TypeError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr, values: Values) -> Any:
+    if isinstance(node, ast.Name):
+        return values[node.id]
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return _BINARY[type(node.op)](_value(node.left, values), _value(node.right, values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, values)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        right = _value(node.comparators[0], values)
+        return _COMPARE[type(node.ops[0])](_value(node.left, values), right)
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        return _CALLS[name](*(_value(arg, values) for arg in node.args))
+    raise ValueError(ast.unparse(node))
+
+
+def names_in(extent: Extent) -> frozenset[str]:
+    """Return the names of sizes in an expression."""
+    if isinstance(extent, int):
+        return frozenset()
+    try:
+        nodes = ast.walk(ast.parse(extent, mode="eval"))
+    except SyntaxError:
+        return frozenset()
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return frozenset(names - {"T", *_CALLS})
+
+
+def times(*extents: Extent) -> Extent:
+    """Return a product of sizes; what is 1 is left out."""
+    number, names = 1, []
+    for extent in extents:
+        if isinstance(extent, int):
+            number *= extent
+        else:
+            names.append(extent if extent.isidentifier() else f"({extent})")
+    if not names or number == 0:
+        return number
+    if len(names) == 1 and number == 1:
+        return names[0].removeprefix("(").removesuffix(")") if "(" not in names[0][1:] else names[0]
+    return " * ".join([*names, *([str(number)] if number != 1 else [])])
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """Values of one size: from `first` to `last`.
+
+    Parameters
+    ----------
+    first, last : int
+        Both are among the values.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Both ends, and the powers of two between them."""
+        powers = (1 << n for n in range(self.last.bit_length()))
+        between = [p for p in powers if self.first < p < self.last]
+        return tuple(dict.fromkeys((self.first, *between, self.last)))
+
+    def __str__(self) -> str:
+        """Render as ``16..1024``, one value as it is."""
+        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+
+
+def grid(ranges: Mapping[str, SizeRange]) -> list[dict[str, int]]:
+    """Return every combination of the values of ranges.
+
+    Raises
+    ------
+    PipelineError
+        If there are more than `MOST_POINTS`.
+    """
+    points = list(itertools.islice(_combined(ranges), MOST_POINTS + 1))
+    if len(points) > MOST_POINTS:
+        told = ", ".join(f"{name} {each}" for name, each in ranges.items())
+        raise PipelineError(
+            f"the ranges ({shown(told)}) have more than {MOST_POINTS} combinations; give fewer "
+            "ranges, or single values"
+        )
+    return points
+
+
+def _combined(ranges: Mapping[str, SizeRange]) -> Iterator[dict[str, int]]:
+    for values in itertools.product(*(each.values for each in ranges.values())):
+        yield dict(zip(ranges, values, strict=True))
+
+
+def spread(numbers: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the largest of some numbers; zeros where there are none."""
+    return (min(numbers), max(numbers)) if numbers else (0.0, 0.0)

@@ -1,0 +1,178 @@
+"""``diff``: what it finds between two compilations, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tvm.support import cc
+
+from relax_fusion.cli import main
+
+from ..support.quick import quick_host, quick_passes
+from .test_cli import CONFIG, write_json
+
+links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
+SHORT = ["--max-seq-len", "8"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile():
+    """Compile for this machine without optimisations, which take long."""
+    made = quick_host()
+    with pytest.MonkeyPatch.context() as patch, quick_passes():
+        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    return str(write_json(tmp_path_factory.mktemp("tiny") / "config.json", CONFIG))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, ...], str]:
+    return {}
+
+
+@pytest.fixture
+def explained(config, known, tmp_path: Path, capsys) -> Callable[..., str]:
+    """Return what writes the report of ``explain``, and its file."""
+
+    def explain(name: str, *options: str) -> str:
+        if options not in known:
+            capsys.readouterr()
+            assert main(["explain", config, *SHORT, *options, "--json", "-q"]) == 0
+            known[options] = capsys.readouterr().out
+        (tmp_path / name).write_text(known[options])
+        return str(tmp_path / name)
+
+    return explain
+
+
+@pytest.fixture
+def diff(capsys) -> Callable[[str, str, int], dict[str, Any]]:
+    """Return what compares, and checks the exit code."""
+
+    def compare(a: str, b: str, code: int) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["diff", a, b, "--json", "-q"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return compare
+
+
+def test_chains_lost_and_gained(explained, diff, capsys) -> None:
+    a, b = explained("a.json"), explained("b.json", "--disable", "FuseGatedFFN")
+    gated = {"chain": "FuseGatedFFN: rms_norm merged silu", "count": 2}
+    merged = {"chain": "FuseRMSNormMatmul: rms_norm matmul NT", "count": 2}
+    found = diff(a, b, 1)
+    sizes = {"decode": "1", "prefill": "seq_len"}
+    assert found["lost"] == [
+        {"function": f, **gated, "sizes": f"{m} x 128 x 64, {m} x 128 x 64"}
+        for f, m in sizes.items()
+    ]
+    assert found["gained"] == [
+        {"function": f, **merged, "sizes": f"{m} x 256 x 64"} for f, m in sizes.items()
+    ]
+    assert [(x["a"], x["b"], x["reason"]) for x in found["left"]] == [
+        (0, 2, "FuseGatedFFN is switched off")
+    ] * 2
+    back = diff(b, a, 0)  # all its operations are in other kernels
+    assert back["lost"] == [] and back["replaced"] == found["gained"] and not back["equal"]
+    assert back["gained"] == found["lost"]
+    assert main(["diff", a, b, "-q"]) == 1
+    text = capsys.readouterr().out
+    assert "Lost: chains of A that are no kernels in B" in text and "Gained" in text
+
+
+def test_equal_reports(explained, diff, capsys) -> None:
+    a, b = explained("a.json"), explained("b.json")
+    found = diff(a, b, 0)
+    assert found["equal"] and not found["kernels"]["known"]
+    assert main(["diff", a, b]) == 0
+    told = capsys.readouterr().out
+    assert "are equal in all that was compared" in told and "Code of kernels was not" in told
+
+
+def test_plans_and_times(explained, diff, capsys) -> None:
+    a, b = explained("a.json", "--target", "h200"), explained("b.json", "--target", "a100")
+    found = diff(a, b, 0)
+    assert set(found["facts"]) == {"target"} and found["plans"] and found["times"]
+    assert all(each["a"] != each["b"] for each in found["plans"])
+    one = json.loads(Path(a).read_text())
+    fused = [d for d in one["decisions"] if d["fused"]]
+    seconds = {p["fused_s"] for d in fused for p in d["predictions"]}
+    assert {each["fused_s"]["a"] for each in found["times"] if "fused_s" in each} <= seconds
+    for decision in fused:
+        for prediction in decision["predictions"]:
+            prediction["measured_s"] = 2e-6
+    measured = str(write_json(Path(a).with_name("measured.json"), one))
+    times = diff(a, measured, 0)["times"]
+    assert times and all(t["measured_s"] == {"a": None, "b": 2e-6} for t in times)
+    assert main(["diff", a, b, "-q"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("targets differ") and "tiles of A" in text and "B / A" in text
+
+
+@links
+def test_directories(config, tmp_path: Path, diff, capsys) -> None:
+    a, b = (tmp_path / name for name in "ab")
+    assert main(["compile", config, *SHORT, "-o", str(a), "-q"]) == 0
+    shutil.copytree(a, b)
+    assert diff(str(a), str(b / "manifest.json"), 0)["equal"]
+    manifest = json.loads((b / "manifest.json").read_text())
+    size = manifest["files"]["lib.so"]["bytes"]
+    manifest["files"]["lib.so"]["bytes"] = size + 5
+    write_json(b / "manifest.json", manifest)
+    report = json.loads((b / "report.json").read_text())
+    names = sorted(report["kernels"])
+    report["kernels"][names[0]] = "0" * 16
+    report["kernels"]["other"] = report["kernels"].pop(names[1])
+    write_json(b / "report.json", report)
+    found = diff(str(a), str(b), 0)
+    assert found["files"] == {"lib.so": {"a": size, "b": size + 5}}
+    assert found["kernels"] == {
+        "known": True,
+        "new": ["other"],
+        "gone": [names[1]],
+        "changed": [names[0]],
+    }
+    report["decisions"] = [{"function": "main"}]
+    write_json(b / "report.json", report)
+    assert main(["diff", str(a), str(b)]) == 2
+    assert "damaged" in capsys.readouterr().err
+    (a / "report.json").unlink()
+    assert main(["diff", str(a), str(b)]) == 2
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("nowhere", None, "nowhere does not exist"),
+        ("config.json", "{}", "has no list of decisions"),
+        ("x.json", "[", "is no JSON"),
+        ("x.json", '{"decisions": [1]}', "has no list of decisions"),
+        ("x.json", '{"decisions": []}', "does not say what the functions multiply"),
+    ],
+)
+def test_bad_input(tmp_path: Path, capsys, name: str, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert main(["diff", str(tmp_path / name), str(tmp_path / name), "-q"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_directories_that_are_no_compilations(config, tmp_path: Path, capsys) -> None:
+    (tmp_path / ".out.1.part").mkdir()
+    for folder, says in (
+        (Path(config).parent, "it is a model, which `compile` takes"),
+        (tmp_path, "an interrupted compile left .out.1.part in it"),
+        (tmp_path / ".out.1.part", "is what an interrupted compile left"),
+    ):
+        assert main(["diff", str(folder), str(folder), "-q"]) == 2
+        assert says in capsys.readouterr().err

@@ -1,0 +1,199 @@
+"""``workloads`` and ``run --record``, on a model of a few thousand weights."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tvm.support import cc
+
+from relax_fusion.cli import main
+from relax_fusion.hardware import DEVICES
+
+from ..support.files import arrays, write_onnx
+from ..support.quick import quick_host, quick_passes
+from .test_cli import CONFIG, POSITIONS, write_json
+from .test_files import saved
+
+links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile():
+    """Compile for this machine without optimisations, which take long."""
+    made = quick_host()
+    with pytest.MonkeyPatch.context() as patch, quick_passes():
+        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    return str(write_json(tmp_path_factory.mktemp("tiny") / "config.json", CONFIG))
+
+
+@pytest.fixture(scope="module")
+def compiled(config, tmp_path_factory) -> str:
+    out = str(tmp_path_factory.mktemp("out") / "tiny")
+    assert main(["compile", config, "-o", out, "-q"]) == 0
+    return out
+
+
+def told(arguments: list[str], capsys) -> str:
+    capsys.readouterr()
+    assert main(["workloads", *arguments, "-q"]) == 0
+    return capsys.readouterr().out
+
+
+def error(arguments: list[str], capsys) -> str:
+    capsys.readouterr()
+    assert main(["workloads", *arguments, "-q"]) == 2
+    return capsys.readouterr().err
+
+
+def record(arguments: list[str], capsys) -> dict[str, Any]:
+    return json.loads(told([*arguments, "--json", "-"], capsys))
+
+
+def test_table_csv_and_json_agree(config, tmp_path: Path, capsys) -> None:
+    files = [str(tmp_path / name) for name in ("a.csv", "a.json")]
+    arguments = [config, "--seq", "3..16", "--csv", files[0], "--json", files[1]]
+    table = told(arguments, capsys)
+    assert "prefill: 11 calls a run" in table and "at seq_len = 3..16, total_len = 3..16" in table
+    rows = list(csv.DictReader(Path(files[0]).read_text().splitlines()))
+    found = json.loads(Path(files[1]).read_text())
+    functions = {f["function"]: f for f in found["functions"]}
+    assert [at["sizes"]["seq_len"] for at in functions["prefill"]["at"]] == [3, 4, 8, 16]
+    for name, function in functions.items():
+        for at in function["at"]:
+            sizes = " ".join(f"{n}={v}" for n, v in at["sizes"].items())
+            own = [r for r in rows if r["function"] == name and r["sizes"] == sizes]
+            assert len(own) == len(function["items"]) == 6
+            assert sum(int(r["count"]) * int(r["flops"]) for r in own) == at["flops"]
+            assert sum(int(r["count"]) * int(r["bytes"]) for r in own) == at["bytes"]
+    down = [r for r in rows if r["function"] == "prefill" and r["k"] == "128"]
+    assert [(r["m"], r["n"], r["count"]) for r in down] == [
+        (m, "64", "2") for m in ("3", "4", "8", "16")
+    ]
+    assert told(arguments, capsys) == table  # a second run replaces both
+
+
+def test_sizes_stay_symbolic_or_are_static(config, capsys) -> None:
+    items = record([config, "--batch", "1..4"], capsys)["functions"][1]["items"]
+    assert items[0]["products"][0]["m"] == "batch * seq_len"
+    found = record([config, "--batch", "3"], capsys)["functions"][0]
+    assert found["function"] == "decode" and found["items"][0]["products"][0]["m"] == 3
+    assert found["at"][0]["sizes"] == {"total_len": POSITIONS}
+
+
+def test_what_is_not_fused_is_counted_with_its_reason(config, capsys) -> None:
+    fused = record([config], capsys)
+    arguments = [config, "--disable", "FuseMatmulEpilogue", "--disable", "FuseAttentionChain"]
+    apart = record(arguments, capsys)
+    for one, two in zip(fused["functions"], apart["functions"], strict=True):
+        assert {i["status"] for i in one["items"]} == {"fused"}
+        left = [i for i in two["items"] if i["status"] == "left"]
+        assert sum(i["count"] for i in left) == 3 * 2 and all(i["reason"] for i in left)
+        assert one["at"][0]["flops"] == two["at"][0]["flops"]
+    assert "In no kernel of ours" in told(arguments, capsys)
+
+
+def test_devices_are_priced_and_marked(config, capsys) -> None:
+    names = ["h100", "a100", "llvm"]
+    arguments = [config, "--target", "h100", "--seq", "16", "--on", ",".join(names)]
+    found = record(arguments, capsys)["devices"]
+    assert [d["name"] for d in found] == names
+    for device in found[:2]:
+        assert device["measured"] is DEVICES[device["name"]].measured
+    for device in found:
+        for function in device["functions"]:
+            priced = [i["seconds"] for i in function["items"]]
+            assert all(s > 0 for s in priced) and function["unpriced_calls"] == 0
+            assert function["seconds"] == pytest.approx(sum(priced))
+            assert sum(function["shares"].values()) == pytest.approx(1)
+            assert function["limit"] == max(function["shares"], key=function["shares"].get)
+    times = {d["name"]: d["functions"][0]["seconds"] for d in found}
+    text = told(arguments, capsys)
+    assert "a100 *" in text and "h100 *" not in text and "prices were not compared" in text
+    rows = text.split("decode, total_len = 16\n\n")[1].splitlines()[2:5]
+    bars = {row.split()[0]: len(row.split()[-1].strip("*")) for row in rows}
+    assert max(bars, key=bars.__getitem__) == max(times, key=times.__getitem__)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--seq", "4..2"], "ends before it begins"),
+        (["--seq", "0"], "not an integer between 1 and"),
+        (["--seq", "17"], "seq_len is at most 16"),
+        (["--size", "rows=3"], "the symbolic sizes are seq_len, total_len"),
+        (["--on", "h100,,a100"], "no list of devices"),
+        (["--csv", "-", "--json", "-"], "cannot both be stdout"),
+        (["--record", "nowhere.json"], "nowhere.json cannot be read"),
+        (["--record", "x.json", "--seq", "3"], "leave out --seq"),
+    ],
+)
+def test_refusals(config, capsys, arguments: list[str], says: str) -> None:
+    assert says in error([config, *arguments], capsys)
+
+
+def test_a_model_without_work(tmp_path: Path, capsys) -> None:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
+    file = str(tmp_path / "add.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), file)
+    text = told([file, "--on", "h100"], capsys)
+    assert "It has no matmul" in text and "Predicted" not in text
+    assert record([file], capsys)["functions"] == []
+    assert len(told([file, "--csv", "-"], capsys).splitlines()) == 1
+
+
+@links
+def test_recorded_sizes_are_those_of_the_run(compiled, tmp_path: Path, capsys) -> None:
+    file = str(tmp_path / "sizes.json")
+    met: dict[str, list[tuple[int, ...]]] = {"prefill": [], "decode": []}
+    for prompt, new in (([1, 2, 3, 4, 5], 4), ([7, 8], 3)):
+        ids = ",".join(map(str, prompt))
+        arguments = ["run", compiled, "--prompt-ids", ids, "--max-new-tokens", str(new), "-q"]
+        assert main([*arguments, "--record", file]) == 0
+        met["prefill"].append((len(prompt), len(prompt)))
+        met["decode"] += [(len(prompt) + n,) for n in range(1, new)]
+    found = json.loads(Path(file).read_text())["functions"]
+    for name, sizes in met.items():
+        got = [tuple(x["sizes"].values()) for x in found[name] for _ in range(x["calls"])]
+        assert sorted(got) == sorted(sizes)
+    function = record([compiled, "--record", file], capsys)["functions"][0]
+    assert function["function"] == "decode"
+    assert [(at["sizes"]["total_len"], at["calls"]) for at in function["at"]] == [
+        (n, sum(size == (n,) for size in met["decode"])) for n in range(3, 9) if n != 5
+    ]
+    assert "prefill: 2 calls recorded" in told([compiled, "--record", file], capsys)
+
+
+@links
+def test_a_record_of_another_model_is_refused(compiled, tmp_path: Path, capsys) -> None:
+    file = write_json(tmp_path / "other.json", {"source": "x", "functions": {}, "format": 1})
+    before = file.read_text()
+    assert main(["run", compiled, "--prompt-ids", "1", "--record", str(file)]) == 2
+    assert "give another --record" in capsys.readouterr().err and file.read_text() == before
+    assert "no function of x" in error([compiled, "--record", str(file)], capsys)
+    file.write_text("[]")
+    assert "was not written by `run --record`" in error([compiled, "--record", str(file)], capsys)
+
+
+@links
+def test_calls_with_arrays_are_recorded(tmp_path: Path, capsys) -> None:
+    model, out = write_onnx(tmp_path / "model.onnx"), str(tmp_path / "out")
+    assert main(["compile", str(model), "-o", out, "--bound", "seq=16", "-q"]) == 0
+    file = str(tmp_path / "sizes.json")
+    given: dict[str, np.ndarray] = arrays(2, 3)
+    assert main(["run", out, *saved(tmp_path, given), "--record", file, "-q"]) == 0
+    (met,) = json.loads(Path(file).read_text())["functions"].values()
+    assert [(set(m["sizes"].values()), m["calls"]) for m in met] == [({2, 3}, 1)]
+    assert "1 calls recorded" in told([out, "--record", file], capsys)
