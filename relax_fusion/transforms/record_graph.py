@@ -133,7 +133,7 @@ def _node(
 def _moved(value: relax.Expr, operands: Sequence[int], result: int) -> tuple[int, int]:
     """Return the bytes that are read and written; of lookups and updates in place the part."""
     if is_call(value, "relax.call_tir_inplace"):
-        changed = sum(size for size in operands if size < result)
+        changed = sum(size for size in operands if size < max(operands))
         return changed, changed
     what = _what(value).removeprefix("nn.").rstrip("0123456789_")
     if what in PARTIAL:

@@ -1,0 +1,112 @@
+"""What was not fused: declined chains and operators left over, with reasons and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...hardware import DeviceSpec
+from ..coverage import Leftover
+from ..decision import Decision
+from ..material import FunctionGraph, Node
+from . import numbers
+from .functions import least_s
+from .remedies import BY_KIND, remedy
+
+if TYPE_CHECKING:
+    from ..report import Report
+
+MOST_PLACES = 40
+"""Places of one refusal that a page names."""
+
+
+def declines_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[dict[str, Any]]:
+    """Return one record for each pass and reason, the most expensive first."""
+    groups: dict[tuple[str, ...], list[Decision]] = {}
+    for decision in report.declined:
+        key = (decision.function, decision.pattern, decision.spelling, str(decision.decline))
+        groups.setdefault(key, []).append(decision)
+    found = [_decline(some, graphs, report.material.spec) for some in groups.values()]
+    return sorted(found, key=lambda d: -(d["seconds"] or 0))
+
+
+def _decline(
+    some: list[Decision], graphs: Mapping[str, FunctionGraph], spec: DeviceSpec | None
+) -> dict[str, Any]:
+    first, refusal = some[0], some[0].decline
+    assert refusal is not None, "only declined chains come here"
+    fused, unfused = numbers.number(refusal.fused_s), numbers.number(refusal.unfused_s)
+    nodes = _nodes(first.function, [*first.chain, *first.where.split(", ")], graphs)
+    alone = _sum_of(least_s(node, spec) for node in nodes)
+    return {
+        "function": first.function,
+        "pattern": first.pattern,
+        "spelling": first.spelling,
+        "count": len(some),
+        "places": [d.where for d in some[:MOST_PLACES]],
+        "places_left_out": max(0, len(some) - MOST_PLACES),
+        "reason": refusal.reason.value,
+        "detail": refusal.detail,
+        "remedy": remedy(refusal.reason),
+        "fused_s": fused,
+        "unfused_s": unfused,
+        "seconds": len(some) * alone if alone is not None else None,
+        "operators": [f"{n.name} = {n.op}" for n in nodes],
+        "cost": _cost(len(some), fused, unfused, alone),
+    }
+
+
+def _cost(n: int, fused: float | None, unfused: float | None, alone: float | None) -> str:
+    """Return a sentence on what it costs that a chain is left apart."""
+    if fused is not None and unfused is not None:
+        gap = fused - unfused
+        if gap >= 0:
+            return f"Nothing: fused, each is predicted to take {numbers.seconds(gap)} longer."
+        small = "less than the error of the prediction"
+        return f"At most {numbers.seconds(-gap)} each, {small}."
+    if alone is None:
+        return "Unknown: the page has no graph of this function, or no device."
+    each = f"{numbers.seconds(alone)} each" if n > 1 else ""
+    whole = numbers.seconds(n * alone)
+    return f"The operators take at least {whole} as kernels of their own" + (
+        f" ({each})." if each else "."
+    )
+
+
+def leftovers_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[dict[str, Any]]:
+    """Return one record for each kind and reason, the most expensive first."""
+    groups: dict[tuple[str, str, str], list[Leftover]] = {}
+    for left in report.leftovers:
+        groups.setdefault((left.function, left.kind, left.reason), []).append(left)
+    found = []
+    for (function, kind, reason), some in groups.items():
+        nodes = _nodes(function, [left.where for left in some], graphs)
+        found.append(
+            {
+                "function": function,
+                "kind": kind,
+                "reason": reason,
+                "chain": some[0].chain,
+                "count": len(some),
+                "places": [left.where for left in some[:MOST_PLACES]],
+                "places_left_out": max(0, len(some) - MOST_PLACES),
+                "type": f"{nodes[0].dtype} [{nodes[0].shape}]" if nodes else "",
+                "bytes": sum(node.moved for node in nodes) or None,
+                "seconds": _sum_of(least_s(node, report.material.spec) for node in nodes),
+                "remedy": BY_KIND.get(kind, ""),
+            }
+        )
+    return sorted(found, key=lambda x: -(x["seconds"] or 0))
+
+
+def _nodes(
+    function: str, names: Iterable[str], graphs: Mapping[str, FunctionGraph]
+) -> list[Node]:
+    wanted = set(names)
+    graph = graphs.get(function)
+    return [node for node in graph.nodes if node.name in wanted] if graph is not None else []
+
+
+def _sum_of(each: Iterable[float | None]) -> float | None:
+    known = [s for s in each if s is not None]
+    return sum(known) if known else None
