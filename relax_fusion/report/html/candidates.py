@@ -85,6 +85,8 @@ def _range(kernel: Kernel, work: Workload, rivals: Rivals) -> dict[str, Any]:
     chosen = point.fused.seconds if point is not None else best
     others = [(o, s) for o, s in rivals.ranked if o.plan != plan]
     shown = others[: MOST_POINTS - 1]
+    distinct = {plan_text(o.plan): (o, s) for o, s in reversed(others)}
+    rejected = sorted(distinct.values(), key=lambda pair: pair[1])[:MOST_REJECTED]
     return {
         "upper": rivals.upper,
         "size": size_text(rivals.size),
@@ -100,7 +102,7 @@ def _range(kernel: Kernel, work: Workload, rivals: Rivals) -> dict[str, Any]:
             "loss": numbers.slower(chosen, best),
             "is_best": best is None or chosen is None or chosen <= best * 1.0005,
         },
-        "rejected": [_rejected(kernel, work, rivals, o, s) for o, s in others[:MOST_REJECTED]],
+        "rejected": [_rejected(kernel, work, rivals, o, s) for o, s in rejected],
         "points": [
             {"plan": plan_text(o.plan), "area": _area(o.plan), "seconds": numbers.number(s)}
             | {"family": _family(o)}

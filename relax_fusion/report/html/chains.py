@@ -9,7 +9,7 @@ from ..decision import Decision
 from ..material import FunctionGraph, Node
 from . import numbers
 from .candidates import Clock, candidates_of
-from .kernels import Kernel, Point, plan_text, span_text
+from .kernels import Kernel, Point, plan_text, span_text, title_of
 
 MOST_STEPS = 100
 """Ranges of one plan that a table lists."""
@@ -47,11 +47,6 @@ def chain_entry(
         ],
         "candidates": candidates_of(kernel, backend, clock),
     }
-
-
-def title_of(decision: Decision) -> str:
-    """Return what a chain is called: the way in which it was written, or its pass."""
-    return decision.spelling or decision.pattern
 
 
 def point_entry(point: Point) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from . import numbers
 from .svg import Axes, Scale, picture, spanning, tag, titled
 
 WIDTH = 560
-LEFT, RIGHT = 62, 546
+LEFT, RIGHT = 74, 546
 
 
 def families_of(ranges: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -31,7 +31,7 @@ def scatter(
     areas += [float(a) for rule in refused for a in rule["areas"]]
     top, bottom = (58 if refused else 26), 222
     x = spanning(areas, LEFT, RIGHT, 1.4)
-    y = spanning([p["seconds"] for p in (*points, *known)], bottom, top, 1.1)
+    y = spanning([p["seconds"] for p in (*points, *known)], bottom, top, 1.2)
     axes = Axes(
         *(x, y, "tile: rows × columns (elements)", "predicted time"),
         *(lambda v: numbers.count(int(v)), numbers.seconds, x.powers_of_two(8)),

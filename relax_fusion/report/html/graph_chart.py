@@ -59,8 +59,7 @@ def _row(node: Mapping[str, Any], i: int) -> Markup:
     colour = "none" if node["colour"] is None else f"c{node['colour']}"
     told = f"{node['name']} = {node['op']}({', '.join([*node['reads'], *node['weights']])})"
     shown = f"{told}\n{node['type']}\n{numbers.scaled(node['bytes'], 'B')} read and written"
-    what = node["op"] + (f"  {node['detail']}" if node["detail"] else "")
-    what = what if len(what) < 46 else what[:44] + "…"
+    what = node["op"] if len(node["op"]) < 46 else node["op"][:44] + "…"
     kind = node["type"] if len(node["type"]) < 34 else node["type"][:32] + "…"
     mark = {"x": GUTTER - 5, "y": y - 5, "width": 10, "height": 10, "rx": 2 if colour != "none" else 5}
     weight = " strong" if node["is_kernel"] or node["colour"] is not None else ""

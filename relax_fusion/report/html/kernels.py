@@ -12,7 +12,7 @@ from ...estimator import AttentionSize, Prediction, RangePrediction, Size, predi
 from ...estimator.shape import box_sizes, rows_of
 from ...estimator.tile_plan import TilePlan
 from ...hardware import DeviceSpec
-from ...workload import Attention, Workload
+from ...workload import Attention, GatedFFN, NormMatmul, Workload
 from ..decision import Decision
 from . import numbers
 from .floors import Floor, floor_of
@@ -80,7 +80,7 @@ class Kernel:
     id : str
         What links of the page call it.
     colour : int
-        Which colour its pass has.
+        Which colour it has; kernels of one title share it.
     decision : Decision
         The first of its chains.
     calls : dict of str to int
@@ -187,15 +187,27 @@ def kernels_of(decisions: Iterable[Decision], spec: DeviceSpec | None) -> list[K
     for decision in decisions:
         first.setdefault(decision.kernel, decision)
         calls.setdefault(decision.kernel, Counter())[decision.function] += 1
-    passes = sorted({d.pattern for d in first.values()})
+    titles = list(dict.fromkeys(title_of(d) for d in first.values()))
     kernels = [
-        Kernel("", passes.index(d.pattern) % 8, d, dict(calls[name]), spec)
+        Kernel("", titles.index(title_of(d)) % 8, d, dict(calls[name]), spec)
         for name, d in first.items()
     ]
     kernels.sort(key=lambda k: -_weight(k))
     return [
         Kernel(f"k{i}", k.colour, k.decision, k.calls, k.spec) for i, k in enumerate(kernels, 1)
     ]
+
+
+def title_of(decision: Decision) -> str:
+    """Return what a chain is called: the way in which it was written, and its widths."""
+    name, work = decision.spelling or decision.pattern, decision.workload
+    if isinstance(work, NormMatmul):
+        return f"{name} {work.k}→{sum(p.columns for p in work.outputs)}"
+    if isinstance(work, GatedFFN):
+        return f"{name} {work.k}→{work.n}"
+    if isinstance(work, Attention):
+        return f"{name} {work.q_heads}×{work.head_dim}"
+    return name
 
 
 def _weight(kernel: Kernel) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from ..decision import Decision
 from ..material import FunctionGraph, Node
 from .chains import type_text
-from .kernels import Kernel
+from .kernels import Kernel, title_of
 
 MOST_NODES = 80
 """Bindings of one stretch that a picture shows."""
@@ -106,11 +106,10 @@ def _entry(
     kernel = by_kernel.get(kernel_of.get(node.name, ""))
     what = node.op
     if node.is_kernel and kernel is not None:
-        what = kernel.decision.pattern.removeprefix("Fuse")
+        what = title_of(kernel.decision)
     return {
         "name": node.name,
         "op": what.removeprefix("nn."),
-        "detail": kernel.decision.spelling if node.is_kernel and kernel is not None else "",
         "reads": list(node.reads),
         "weights": list(node.weights),
         "type": type_text(node),

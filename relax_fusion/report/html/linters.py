@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ...workload import Attention
 from ..material import FunctionGraph, Node
 from . import numbers
-from .chains import title_of
 from .functions import least_s
-from .kernels import Kernel
+from .kernels import Kernel, title_of
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -28,7 +27,7 @@ RULES = {
     "transposed weight": "A weight is transposed each time the function runs",
     "large copy": "A kernel only copies more than 1 MB",
     "far from its roofline": "A kernel reaches less than 5 % of its roofline",
-    "mask as data": "Attention reads a mask from memory",
+    "mask as data": "Attention reads a mask or a bias from memory",
     "float32 island": "A model in half precision computes in float32",
     "unfused norm": "A norm is a kernel of its own",
 }
@@ -77,8 +76,8 @@ def _transposed(report: Report, after: Mapping[str, FunctionGraph]) -> Iterator[
             yield _finding(
                 "transposed weight",
                 f"{function}: {_names(nodes)}",
-                f"{numbers.times(len(nodes), 'kernel')} of this function only transpose "
-                f"parameters, {moved} in each call.",
+                f"Kernels that only transpose parameters: {len(nodes)}, which read and write "
+                f"{moved} in each call.",
                 "Store the weight transposed, or let a matmul read it through R.permute_dims, "
                 "which our kernels take as it is.",
                 seconds,
@@ -98,8 +97,9 @@ def _copies(report: Report) -> Iterator[dict[str, Any]]:
             yield _finding(
                 "large copy",
                 f"{run.function}: {name}",
-                f"{numbers.times(len(sizes), 'launch', 'launches')} of {name} only move or cast "
-                f"elements: {numbers.scaled(sum(sizes), 'B')} in a call"
+                f"{name} only moves or casts elements: "
+                f"{numbers.times(len(sizes), 'launch', 'launches')} with "
+                f"{numbers.scaled(sum(sizes), 'B')} in a call"
                 + (f" (at {at})." if at else "."),
                 "Find what asks for another layout or dtype (a transposition that cannot pass a "
                 "reshape, a concatenation, a cast) and move it to where the tensor is made, or to "
@@ -140,20 +140,19 @@ def _masks(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
         work = kernel.work
         if not isinstance(work, Attention):
             continue
-        names = {slot.name for slot in work.graph.slots} & {"mask"}
-        if not names:
+        kind = next((s.name for s in work.graph.slots if s.name in ("mask", "bias")), None)
+        if kind is None:
             continue
-        point = kernel.points[-1] if kernel.points else None
-        moved = ""
+        point, moved = (kernel.points[-1] if kernel.points else None), ""
         if point is not None and not isinstance(point.size, int):
-            size = work.bytes(**point.size._asdict()).get("mask")
+            size = work.bytes(**point.size._asdict()).get(kind)
             moved = f", {numbers.scaled(size, 'B')} at {point.text}" if size else ""
         found = _finding(
             "mask as data",
             title_of(kernel.decision),
-            f"The kernel reads the mask from memory{moved}, though masks by position cost nothing.",
-            "If the mask is causal, a window or a prefix, write it as a comparison of positions "
-            "in the graph, or pass causal_mask to R.nn.attention.",
+            f"The kernel reads a {kind} from memory{moved}; a mask by position would cost nothing.",
+            "If it is causal, a window or a prefix, write it as a comparison of positions in the "
+            "graph, or pass causal_mask to R.nn.attention. A bias that is learned has to be read.",
         )
         yield found | {"href": f"#{kernel.id}"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...errors import Reason
 from ...hardware import DeviceSpec
 from ..coverage import Leftover
 from ..decision import Decision
@@ -20,14 +21,35 @@ MOST_PLACES = 40
 """Places of one refusal that a page names."""
 
 
+HARMLESS = (Reason.NOT_PROFITABLE.value, Reason.OVERLAP.value)
+"""Reasons that are told last: what was declined for them is better off."""
+
+
 def declines_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[dict[str, Any]]:
     """Return one record for each pass and reason, the most expensive first."""
     groups: dict[tuple[str, ...], list[Decision]] = {}
     for decision in report.declined:
         key = (decision.function, decision.pattern, decision.spelling, str(decision.decline))
         groups.setdefault(key, []).append(decision)
-    found = [_decline(some, graphs, report.material.spec) for some in groups.values()]
-    return sorted(found, key=lambda d: -(d["seconds"] or 0))
+    owner = {(d.function, n): d.pattern for d in report.fused for n in names_of(d)}
+    found = []
+    for some in groups.values():
+        entry = _decline(some, graphs, report.material.spec)
+        taken = [owner.get((d.function, n)) for d in some for n in names_of(d)]
+        makers = sorted({maker for maker in taken if maker is not None})
+        entry["elsewhere"] = makers
+        if makers and None not in taken:
+            entry["cost"] = f"Nothing: {' and '.join(makers)} took all of its operators."
+            entry["seconds"] = 0.0
+        elif makers:
+            entry["cost"] += f" {' and '.join(makers)} took some of them."
+        found.append(entry)
+    return sorted(found, key=lambda d: (d["reason"] in HARMLESS, -(d["seconds"] or 0)))
+
+
+def names_of(decision: Decision) -> list[str]:
+    """Return the variables of a chain."""
+    return list(dict.fromkeys(n for n in (*decision.chain, *decision.where.split(", ")) if n))
 
 
 def _decline(
@@ -36,7 +58,7 @@ def _decline(
     first, refusal = some[0], some[0].decline
     assert refusal is not None, "only declined chains come here"
     fused, unfused = numbers.number(refusal.fused_s), numbers.number(refusal.unfused_s)
-    nodes = _nodes(first.function, [*first.chain, *first.where.split(", ")], graphs)
+    nodes = _nodes(first.function, names_of(first), graphs)
     alone = _sum_of(least_s(node, spec) for node in nodes)
     return {
         "function": first.function,
@@ -52,6 +74,7 @@ def _decline(
         "unfused_s": unfused,
         "seconds": len(some) * alone if alone is not None else None,
         "operators": [f"{n.name} = {n.op}" for n in nodes],
+        "elsewhere": list[str](),
         "cost": _cost(len(some), fused, unfused, alone),
     }
 

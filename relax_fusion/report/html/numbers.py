@@ -57,6 +57,12 @@ def slower(value: float | None, than: float | None) -> str:
     return f"{share:+.1f} %" if abs(share) < 9.95 else f"{share:+.0f} %"
 
 
+def gain(value: float | None, over: float | None) -> str:
+    """Return how many times as long a time is as another: ``"1.04 ×"``."""
+    value, over = number(value), number(over)
+    return f"{_three(value / over)} ×" if value is not None and over else MISSING
+
+
 def count(value: int) -> str:
     """Return an integer with its thousands apart."""
     return f"{value:,}"

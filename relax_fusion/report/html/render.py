@@ -56,6 +56,7 @@ def _environment() -> Environment:
     )
     made.globals.update(
         slower=numbers.slower,
+        gain=numbers.gain,
         times=numbers.times,
         column=graph_chart.column,
         limit=lambda bound: LIMITS.get(bound, bound),

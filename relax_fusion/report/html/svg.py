@@ -66,9 +66,9 @@ class Scale:
         return self.first + (self.last - self.first) * min(1.0, max(0.0, part))
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Return round values within the axis: powers of ten, with 2 and 5 between if few."""
+        """Return round values within the axis: powers of ten, with others between if few."""
         decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-        for steps in ((1, 2, 5), (1, 3), (1,)):
+        for steps in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,)):
             found = [s * 10.0**d for d in decades for s in steps]
             inside = [v for v in found if self.low * 0.999 <= v <= self.high * 1.001]
             if len(inside) <= most:
