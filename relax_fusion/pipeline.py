@@ -109,6 +109,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
+    report = options.report
     passes: list[Pass] = [
         WidenIndices(),
         CopyConstants(),
@@ -116,7 +117,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
-    if (report := options.report) is not None:
+    if report is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
     ahead = [CompileAhead(options.target)] if has_triton(options.target) else []
     for name, make in PATTERNS.items():
@@ -195,8 +196,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
     passes = [MarkFixedArguments(options.target), schedule_kernels(options)]
-    if (report := options.report) is not None:
-        passes += record_sources(options.target, report.material.sources)
+    if options.report is not None:
+        passes += record_sources(options.target, options.report.material.sources)
     return [*passes, *triton, *exact, *web, *narrow, RoundNarrowFloats(options.target)]
 
 
@@ -323,14 +324,12 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
 def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     """Return a pass that runs phases one after the other, dumps the module and says what it does.
 
-    Beside the dumps it writes ``report.html``, of `PipelineOptions.report` if there is one.
+    Beside the dumps it writes ``report.html``.
 
     Parameters
     ----------
-    options : PipelineOptions
-        What each phase is given.
-    phases : sequence of tuple
-        As in `PHASES`.
+    options, phases
+        What each phase is given, and the phases, as in `PHASES`.
     """
     if options.debug_dump is not None and options.report is None:
         options = replace(options, report=Report())  # its page is written beside the modules

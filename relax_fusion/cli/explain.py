@@ -41,6 +41,8 @@ from .source import bounds, described, open_source
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
+    if args.html is not None and (Path(args.html).is_dir() or not Path(args.html).parent.is_dir()):
+        raise CliError(f"--html {args.html} must be a file in a directory that exists", code=2)
     source = open_source(args.source)
     source.check(args)
     device = device_of(args.target)

@@ -112,8 +112,9 @@ def _add_compile(commands) -> None:
         compile_command,
         "compile a model to a directory that `run` and TVM can load",
         "OUT gets lib.so, manifest.json, report.html (what was fused and why, for a browser) and, "
-        "where SRC has them, params.safetensors and tokenizer.json. It appears when everything is written, or not at all. What a killed "
-        "compilation left beside it (.OUT.*.part) is removed by the next one.",
+        "where SRC has them, params.safetensors and tokenizer.json. It appears when everything is "
+        "written, or not at all. What a killed compilation left beside it (.OUT.*.part) is removed "
+        "by the next one.",
     )
     _add_model_arguments(parser)
     _add_measured(parser)

@@ -206,7 +206,7 @@ def looked_at(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Looked]
             for plan in family.plans(work, dev):
                 wrong = next(iter(family.violations(plan, work, dev)), "")
                 if not wrong:
-                    left_out.update({other: family for other in family.replaces(work)})
+                    left_out.update(dict.fromkeys(family.replaces(work), family))
                     found = True
                 yield Looked(family, plan, wrong)
 

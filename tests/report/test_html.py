@@ -242,7 +242,9 @@ def test_every_reason_has_a_remedy() -> None:
 
 
 def test_texts_of_kernels_are_there() -> None:
-    languages = {t["language"] for s in page_data(report_for("h200"))["sources"] for t in s["texts"]}
+    languages = {
+        t["language"] for s in page_data(report_for("h200"))["sources"] for t in s["texts"]
+    }
     assert {"TVMScript", "Triton"} <= languages
 
 

@@ -1,4 +1,4 @@
-"""The page of a report in a browser: no errors, no requests; search, folds, keys, narrow screens."""
+"""The page of a report in a browser: no errors, no requests; search, folds, keys, narrow."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def candidates_of(kernel: Kernel, backend: str, clock: Clock) -> dict[str, Any]:
     ``refused``, ``passed_over``
         Rules with the plans that they refused; families that were not looked at.
     """
-    nothing = {"ranges": [], "refused": [], "passed_over": []}
+    nothing: dict[str, Any] = {"ranges": [], "refused": [], "passed_over": []}
     if kernel.work is None:
         return {"missing": "The report holds no workload for this kernel.", **nothing}
     if kernel.spec is None:

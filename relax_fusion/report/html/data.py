@@ -95,7 +95,12 @@ def _answers(kernels: Sequence[Kernel]) -> dict[str, Any]:
         known = [(p.share, p) for p in kernel.points if p.share is not None]
         if known:
             share, point = min(known, key=lambda pair: pair[0])
-            entry = {"id": kernel.id, "share": share, "size": point.text, "bound": point.fused.bound}
+            entry = {
+                "id": kernel.id,
+                "share": share,
+                "size": point.text,
+                "bound": point.fused.bound,
+            }
             entry["seconds"] = numbers.number(point.fused.seconds)
             entry["floor_s"] = point.floor.seconds if point.floor is not None else None
             worst.append(entry)
@@ -154,8 +159,8 @@ def _limits(budget: float, chains: Sequence[dict[str, Any]]) -> list[str]:
         "The floor of a kernel is the larger of two times: its bytes (each operand counted once) "
         "at the peak bandwidth, and its matmul operations at the peak rate of its dtype. Launches "
         "are not in it. On a CPU a share above 100 % means that operands stay in a cache.",
-        f"A measured time is marked as a miss where it differs by more than {numbers.percent(MISS)} "
-        "from the predicted one.",
+        f"A measured time that differs by more than {numbers.percent(MISS)} from the predicted one "
+        "is marked as a miss.",
         "Costs of operators outside of fused kernels are the least that they can take: a launch, "
         "and their bytes at the bandwidth that is reached, or their operations at the peak rate.",
     ]

@@ -73,8 +73,8 @@ def call_at(
     """Return what one call costs at so many rows; kernels of fixed sizes have their own."""
     fused = floor = moved = flops = 0.0
     unfused: float | None = 0.0
-    bounds: Counter[str] = Counter()
-    parts = []
+    bounds: dict[str, float] = {}
+    parts: list[dict[str, Any]] = []
     for kernel in kernels:
         point = kernel.at(rows)
         seconds = numbers.number(point.fused.seconds) if point is not None else None
@@ -82,7 +82,8 @@ def call_at(
             continue
         n = kernel.calls[function]
         fused += n * seconds
-        bounds[LIMITS.get(point.fused.bound, point.fused.bound)] += n * seconds
+        limit = LIMITS.get(point.fused.bound, point.fused.bound)
+        bounds[limit] = bounds.get(limit, 0.0) + n * seconds
         apart = numbers.number(point.unfused_s)
         unfused = unfused + n * apart if unfused is not None and apart is not None else None
         if point.floor is not None:
@@ -101,7 +102,11 @@ def call_at(
         "share": floor / fused if fused and floor else None,
         "bytes": moved or None,
         "flops": flops or None,
-        "limits": [(name, s / fused) for name, s in bounds.most_common()] if fused else [],
+        "limits": [
+            [name, bounds[name] / fused] for name in sorted(bounds, key=lambda b: -bounds[b])
+        ]
+        if fused
+        else [],
         "parts": parts,
     }
 

@@ -61,7 +61,13 @@ def _row(node: Mapping[str, Any], i: int) -> Markup:
     shown = f"{told}\n{node['type']}\n{numbers.scaled(node['bytes'], 'B')} read and written"
     what = node["op"] if len(node["op"]) < 46 else node["op"][:44] + "…"
     kind = node["type"] if len(node["type"]) < 34 else node["type"][:32] + "…"
-    mark = {"x": GUTTER - 5, "y": y - 5, "width": 10, "height": 10, "rx": 2 if colour != "none" else 5}
+    mark = {
+        "x": GUTTER - 5,
+        "y": y - 5,
+        "width": 10,
+        "height": 10,
+        "rx": 2 if colour != "none" else 5,
+    }
     weight = " strong" if node["is_kernel"] or node["colour"] is not None else ""
     parts = [
         tag("title", shown),

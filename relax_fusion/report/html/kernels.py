@@ -168,7 +168,9 @@ class Kernel:
             return []
         uppers: list[int | None] = [*sorted({b.rows for b, _ in table.boxes if b.rows}), None]
         told = self.points[-1].size if self.points else 1
-        fixed = {"keys": told.kv_len, "batch": told.batch} if isinstance(told, AttentionSize) else {}
+        fixed = (
+            {"keys": told.kv_len, "batch": told.batch} if isinstance(told, AttentionSize) else {}
+        )
         found: list[tuple[int, int | None, TilePlan]] = []
         lower = 1
         for upper in uppers:

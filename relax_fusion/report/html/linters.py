@@ -99,8 +99,7 @@ def _copies(report: Report) -> Iterator[dict[str, Any]]:
                 f"{run.function}: {name}",
                 f"{name} only moves or casts elements: "
                 f"{numbers.times(len(sizes), 'launch', 'launches')} with "
-                f"{numbers.scaled(sum(sizes), 'B')} in a call"
-                + (f" (at {at})." if at else "."),
+                f"{numbers.scaled(sum(sizes), 'B')} in a call" + (f" (at {at})." if at else "."),
                 "Find what asks for another layout or dtype (a transposition that cannot pass a "
                 "reshape, a concatenation, a cast) and move it to where the tensor is made, or to "
                 "the weights.",

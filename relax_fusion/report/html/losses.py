@@ -122,9 +122,7 @@ def leftovers_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[di
     return sorted(found, key=lambda x: -(x["seconds"] or 0))
 
 
-def _nodes(
-    function: str, names: Iterable[str], graphs: Mapping[str, FunctionGraph]
-) -> list[Node]:
+def _nodes(function: str, names: Iterable[str], graphs: Mapping[str, FunctionGraph]) -> list[Node]:
     wanted = set(names)
     graph = graphs.get(function)
     return [node for node in graph.nodes if node.name in wanted] if graph is not None else []

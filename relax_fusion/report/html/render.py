@@ -98,7 +98,8 @@ def _choices(data: dict[str, Any]) -> Markup:
 def _choice(chain: dict[str, Any], r: dict[str, Any]) -> dict[str, Any]:
     """Return the prices in one range of rows, and the fastest plans that were rejected."""
     compared = (c for c in chain["candidates"]["ranges"] if c["upper"] == r["upper"])
-    rejected = next(compared, {"rejected": []})["rejected"]
+    rejected: list[dict[str, Any]] = next(compared, {"rejected": []})["rejected"]
+    time = r["fused_s"]
     return {
         "upper": r["upper"],
         "size": r["size"],
@@ -107,8 +108,7 @@ def _choice(chain: dict[str, Any], r: dict[str, Any]) -> dict[str, Any]:
         "floor": numbers.percent(r["share"]),
         "bound": LIMITS.get(r["bound"], r["bound"]),
         "rejected": [
-            [o["plan"], o["how"], numbers.seconds(o["seconds"])]
-            + [numbers.slower(o["seconds"], r["fused_s"])]
+            [o["plan"], o["how"], numbers.seconds(o["seconds"]), numbers.slower(o["seconds"], time)]
             for o in rejected[:3]
         ],
     }
