@@ -37,7 +37,7 @@
     let hits = 0;
     for (const item of items) {
       const hit = words.every((word) => textOf(item).includes(word));
-      item.classList.toggle("off", false);
+      item.classList.toggle("off", !hit);
       hits += hit;
     }
     byId("found").textContent = words.length ? `${hits} of ${items.length}` : "";
