@@ -197,6 +197,12 @@ __device__ __forceinline__ void store_matrices(u32 address, u32 first, u32 secon
   }
 }
 
+// Store one, whose columns lie there.
+__device__ __forceinline__ void store_columns(u32 address, u32 word) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address),
+               "r"(word) : "memory");
+}
+
 // Load two floats, or store 32 bits twice; TOGETHER, they lie side by side.
 template <bool TOGETHER>
 __device__ __forceinline__ void load_floats(u32 at, u32 next, float& first, float& second) {

@@ -40,8 +40,12 @@
 constexpr int LINE_K = LINE / ELEMENT_BYTES;         // elements of k in a line: the widest swizzle
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;    // of a tile
 constexpr int MULTIPLYING = TURNS * GROUPS_THAT_SPLIT * GROUPS;
-constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
-constexpr int PARTS = TALL / BOX;                    // of a warp group, each of 64 lines
+// Of packed gate and up, a warp has eight lines each in its 16: a thread's sums are of both then
+constexpr bool INTERLEAVED = REGISTERS && WEIGHTS > 1;
+constexpr int PART = INTERLEAVED ? 32 : 64;          // tall lines of a weight, or of rows, in a product
+constexpr int BOX = PART * GROUPS_TALL;              // lines of the tall operand that are copied at once
+constexpr int PARTS = TALL / BOX;                    // of a warp group
+constexpr int SUMMED = INTERLEAVED ? PARTS : WEIGHTS * PARTS;  // products of a warp group
 constexpr int WIDE_PART = WIDE / GROUPS_WIDE;        // lines of the wide operand of a warp group
 constexpr int SUMS = WIDE_PART / 2;                  // of a thread, for each part
 constexpr int TALL_TILES = SWAPPED ? 1 : WEIGHTS, WIDE_TILES = SWAPPED ? WEIGHTS : 1;
@@ -52,7 +56,9 @@ constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
 constexpr int PASSED_BYTES = 4096;                   // of a warp group, stored at once
 constexpr int STORE_BYTES = PASSED_BYTES * COLUMNS_OF_PAIR;
-constexpr int STORED = PASSED_BYTES / (64 * sizeof(Result));  // lines of the wide operand
+constexpr int STORED = PASSED_BYTES / (PART * sizeof(Result));  // lines of the wide operand
+constexpr int STORED_ACROSS = SWAPPED ? STORED : PART;  // features of a row
+constexpr int VALUES = INTERLEAVED ? 2 : 4;          // of a thread, in eight wide lines
 constexpr bool WORDS = sizeof(Result) == 4;          // results are no halves, as matrices have
 constexpr int LANES = 16 / sizeof(Result);           // results in 16 bytes
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
@@ -67,11 +73,9 @@ constexpr bool LATE = DEPENDENT && ADAPTER_STEPS > 0;  // waits when it comes to
 
 // Where 16 bytes lie in a tile on its way out, whose lines are rows: without bank conflicts.
 __device__ __forceinline__ int place_of(int line, int piece) {
-  if constexpr (WORDS)
-    return SWAPPED ? line * 64 + ((piece ^ (line & 2)) << 4)
-                   : line * 256 + ((piece ^ (line & 6)) << 4);
-  return SWAPPED ? line * 64 + ((piece ^ (line / 2 & 3)) << 4)
-                 : line * 128 + ((piece ^ (line & 7)) << 4);
+  constexpr int bytes = STORED_ACROSS * sizeof(Result);
+  const int turn = WORDS ? line & (SWAPPED ? 2 : 6) : bytes == 64 ? line / 2 & 3 : line & 7;
+  return line * bytes + ((piece ^ turn) << 4);
 }
 
 // One of the matmuls of the same rows that a launch computes.
@@ -282,10 +286,9 @@ matmul(PARAMETERS) {
     const int part_of_k = (BLOCKS_THAT_SPLIT > 1 ? rank * GROUPS_THAT_SPLIT : 0) + split;
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
-    Sum sums[WEIGHTS * PARTS][SUMS];
+    Sum sums[SUMMED][SUMS];
 #if REGISTERS
-    constexpr int TALLS = TALL_TILES * PARTS;
-    ThroughRegisters<LINES<TALLS, BOX>, TALLS, PARTS, PIECE_BYTES> tall{{tall_group, warp, lane, k}};
+    ThroughRegisters<LINES<SUMMED, BOX>, SUMMED, PIECE_BYTES> tall{{tall_group, warp, lane, k}};
 #endif
     if (TURNS > 1 && turn > 0) threads_arrive<256>(TURN);
     for (int index = first + turn * stride, number = turn; index < tiles;
@@ -318,7 +321,7 @@ matmul(PARAMETERS) {
         #pragma unroll
         for (int slice = 0; slice < LINE / of_k; ++slice) {
           #pragma unroll
-          for (int i = 0; i < WEIGHTS * PARTS; ++i) {
+          for (int i = 0; i < SUMMED; ++i) {
             const int tall_lines = (SWAPPED ? i % PARTS : i) * BOX;
             const int wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
             multiply(sums[i], tall + (tall_lines * LINE + tall_step * slice >> 4),
@@ -335,7 +338,7 @@ matmul(PARAMETERS) {
       }
       if constexpr (TURNS > 1) threads_arrive<256>(TURN + 1 - turn);
       #pragma unroll
-      for (int i = 0; i < WEIGHTS * PARTS; ++i) settle(sums[i]);
+      for (int i = 0; i < SUMMED; ++i) settle(sums[i]);
       if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
       const int residuals = stage;  // the first stage of the residual
       auto stage_of = [&](int step) {
@@ -348,12 +351,12 @@ matmul(PARAMETERS) {
       if constexpr (LATE) wait_for_predecessor();  // before anything is written
 
       if constexpr (SPLIT > 1) {  // the ring is free: it takes sums for others to read
-        constexpr int sums_of_group = WEIGHTS * PARTS * SUMS * 128;
+        constexpr int sums_of_group = SUMMED * SUMS * 128;
         threads_sync<128 * MULTIPLYING>(ALL_GROUPS);  // all warps have multiplied what is in it
         Sum* mine = (Sum*)memory + group * sums_of_group + thread;
         const Sum* first_part = (Sum*)memory + own * sums_of_group + thread;
         #pragma unroll
-        for (int i = 0; i < WEIGHTS * PARTS; ++i) {
+        for (int i = 0; i < SUMMED; ++i) {
           #pragma unroll
           for (int j = 0; j < SUMS; ++j) mine[(i * SUMS + j) * 128] = sums[i][j];
         }
@@ -363,7 +366,7 @@ matmul(PARAMETERS) {
           threads_sync<128 * MULTIPLYING>(ALL_GROUPS);
         }
         #pragma unroll
-        for (int i = 0; i < WEIGHTS * PARTS; ++i) {
+        for (int i = 0; i < SUMMED; ++i) {
           #pragma unroll
           for (int j = 0; j < SUMS; ++j)
             if (j / 4 % SPLIT == part_of_k)
@@ -373,16 +376,16 @@ matmul(PARAMETERS) {
 
       #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
-        const int tall_first = (SWAPPED ? at.row : at.feature) + part * BOX + tall_group * 64;
+        const int tall_first = (SWAPPED ? at.row : at.feature) + part * BOX + tall_group * PART;
         const int wide_first = (SWAPPED ? at.feature : at.row) + wide_group * WIDE_PART;
         float vectors[2][VECTORS + 1];
         if constexpr (!SWAPPED) {  // the features of this thread are the same in all rows
           #pragma unroll
-          for (int i = 0; i < 2; ++i)
-            at.product.load(vectors[i], tall_first + 16 * warp + 8 * i + lane / 4);
+          for (int i = 0; i < VALUES / 2; ++i)
+            at.product.load(vectors[i], tall_first + PART / 4 * warp + 8 * i + lane / 4);
         }
         if constexpr (ROTATED) {
-          store_rotated(sums[part], sums[(WEIGHTS - 1) * PARTS + part], at.product,
+          store_rotated(sums[part], sums[SUMMED - PARTS + part], at.product,
                         {store, group + 1, forget(thread), part_of_k, tall_first, wide_first, rows});
         }
         #pragma unroll
@@ -391,7 +394,7 @@ matmul(PARAMETERS) {
           auto for_pieces = [&](auto&& move) {
             #pragma unroll
             for (int i = thread; i < STORE_BYTES / 16; i += 128) {
-              constexpr int pieces = (SWAPPED ? STORED : 64) / LANES;
+              constexpr int pieces = STORED_ACROSS / LANES;
               const int line = i / pieces, piece = i % pieces;
               const int wide = top + (SWAPPED ? LANES * piece : line);
               const int row = SWAPPED ? tall_first + line : wide_first + wide;
@@ -410,18 +413,18 @@ matmul(PARAMETERS) {
           #pragma unroll
           for (int eight = top / 8; eight < min(top + STORED, WIDE_PART) / 8; ++eight) {
             if (SPLIT > 1 && eight % SPLIT != part_of_k) continue;
-            // Two matrices of 8 x 8 of this warp; features lie across or down
-            const int own = lane / 8 % 2, line = SWAPPED ? 16 * warp + 8 * own + lane % 8
+            // Two matrices of 8 x 8 of this warp, or one; features lie across or down
+            const int own = VALUES > 2 ? lane / 8 % 2 : 0, line = SWAPPED ? 16 * warp + 8 * own + lane % 8
                                                          : 8 * eight - top + lane % 8;
             const u32 here = shared_address(
-                store + place_of(line, SWAPPED ? eight - top / 8 : 2 * warp + own));
+                store + place_of(line, SWAPPED ? eight - top / 8 : VALUES / 2 * warp + own));
             if constexpr (SWAPPED) {
               #pragma unroll
               for (int i = 0; i < 2; ++i)
                 at.product.load(vectors[i], wide_first + 8 * eight + 2 * (lane % 4) + i);
             }
             auto word_of = [&](int i) {  // where the one of four sums of this thread goes
-              const int tall = 16 * warp + lane / 4 + 8 * (i / 2);
+              const int tall = PART / 4 * warp + lane / 4 + 8 * (i / 2);
               const int wide = 8 * eight - top + 2 * (lane % 4) + i % 2;
               const int row = SWAPPED ? tall : wide, feature = SWAPPED ? wide : tall;
               return shared_address(store + place_of(row, feature / 4) + feature % 4 * 4);
@@ -448,15 +451,19 @@ matmul(PARAMETERS) {
               unpack(high, added[2], added[3]);
             }
             #pragma unroll
-            for (int i = 0; i < 4; ++i)
-              value[i] = epilogue(sums[part][4 * eight + i],
-                                  sums[(WEIGHTS - 1) * PARTS + part][4 * eight + i],
-                                  vectors[SWAPPED ? i % 2 : i / 2], added[i]);
+            for (int i = 0; i < VALUES; ++i) {
+              const Sum up = INTERLEAVED ? sums[part][4 * eight + 2 + i]
+                                         : sums[SUMMED - PARTS + part][4 * eight + i];
+              value[i] = epilogue(sums[part][4 * eight + i], up, vectors[SWAPPED ? i % 2 : i / 2],
+                                  added[i]);
+            }
             if constexpr (WORDS) {
               #pragma unroll
-              for (int i = 0; i < 4; i += 2)
+              for (int i = 0; i < VALUES; i += 2)
                 store_words<SWAPPED>(word_of(i), word_of(i + 1), bits_of(value[i]),
                                      bits_of(value[i + 1]));
+            } else if constexpr (INTERLEAVED) {
+              store_columns(here, pack(value[0], value[1]));
             } else {
               store_matrices<!SWAPPED>(here, pack(value[0], value[1]), pack(value[2], value[3]));
             }

@@ -26,6 +26,8 @@ struct PackedLines {
   static constexpr int WORDS = PIECE * TALL_BITS / 32;  // of a line, in a piece
   static constexpr int SCALES = GROUP > 0 && GROUP < BLOCK_K ? BLOCK_K / GROUP : 1;  // in a stage
   static constexpr int SCALE_WORDS = (SCALES + 1) / 2;
+  // Of the two lines of a thread in 16, the second is the up's where the first is the gate's
+  static constexpr int SECOND = WEIGHTS > 1 ? 0 : 8, SECOND_IN_STAGE = WEIGHTS > 1 ? TALL : 8;
   static constexpr int TURNS_OF = TALL_LINE / 16 - 1;  // of the swizzle as wide as a line
   typedef u32 Taken[TALLS][2][WORDS];
 
@@ -38,7 +40,7 @@ struct PackedLines {
 
   __device__ __forceinline__ PackedLines(int tall_group, int warp, int lane, int k) {
     groups = GROUP > 0 ? ceil_div(k, GROUP) : 1;
-    line = tall_group * 64 + 16 * warp + lane / 4;
+    line = (4 * tall_group + warp) * (WEIGHTS > 1 ? 8 : 16) + lane / 4;
     turn = (line * TALL_LINE >> 7 & TURNS_OF) << 4;
     quarter = lane % 4;
     const u32 none = k >> 31;
@@ -54,8 +56,7 @@ struct PackedLines {
     for (int i = 0; i < TALLS; ++i) {
       #pragma unroll
       for (int half = 0; half < 2; ++half)
-        rows[i][half] =
-            min(feature + i % (TALLS / WEIGHTS) * BOX + line + 8 * half, features - 1) * groups;
+        rows[i][half] = min(feature + i * BOX + line + SECOND * half, features - 1) * groups;
     }
     ask(step);
   }
@@ -66,7 +67,7 @@ struct PackedLines {
     for (int i = 0; i < TALLS; ++i) {
       #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Number* from = scales[i / (TALLS / WEIGHTS)] + rows[i][half] + group;
+        const Number* from = scales[half % WEIGHTS] + rows[i][half] + group;
         if constexpr (SCALES == 1) {
           next[i][half][0] = *from;
         } else {
@@ -92,7 +93,7 @@ struct PackedLines {
         for (int word = 0; word < WORDS; word += 4) {
           const int across = (piece * WORDS + word) * 4 ^ turn;
           u32 four[4];
-          load_words(stage + (i * BOX + line + 8 * half) * TALL_LINE + across, four);
+          load_words(stage + (i * BOX + line + SECOND_IN_STAGE * half) * TALL_LINE + across, four);
           #pragma unroll
           for (int j = 0; j < 4; ++j) taken[i][half][word + j] = four[j];
         }

@@ -14,14 +14,14 @@ constexpr int PIECE = 32, PIECES = BLOCK_K / PIECE;
 
 typedef u32 Fragment[4];  // of a thread, of 16 elements of k: two lines, eight elements, and again
 
-template <class Lines, int TALLS, int PARTS, int WIDE_BYTES>
+template <class Lines, int TALLS, int WIDE_BYTES>
 struct ThroughRegisters {
   Lines lines;
   Fragment made[2][TALLS][PIECE / 16];
 
   // Add a stage to the sums; `release` is called when all products before it have ended.
-  template <int PRODUCTS_AT_ONCE, int SUMS, class Release>
-  __device__ __forceinline__ void multiply_stage(float (&sums)[PRODUCTS_AT_ONCE][SUMS],
+  template <int SUMS, class Release>
+  __device__ __forceinline__ void multiply_stage(float (&sums)[TALLS][SUMS],
                                                  const unsigned char* stage, u32 wide, bool more,
                                                  Release release) {
     typename Lines::Taken taken;
@@ -36,10 +36,10 @@ struct ThroughRegisters {
       #pragma unroll
       for (int sixteen = 0; sixteen < PIECE / 16; ++sixteen) {
         #pragma unroll
-        for (int i = 0; i < PRODUCTS_AT_ONCE; ++i) {
-          const int k = PIECE * piece + 16 * sixteen, lines_before = SWAPPED ? i / PARTS * WIDE : 0;
-          const int offset = k / 64 * WIDE_BYTES + k % 64 * 2 + lines_before * LINE;
-          multiply(sums[i], now[SWAPPED ? i % PARTS : i][sixteen], wide + (offset >> 4),
+        for (int i = 0; i < TALLS; ++i) {
+          const int k = PIECE * piece + 16 * sixteen;
+          const int offset = k / 64 * WIDE_BYTES + k % 64 * 2;
+          multiply(sums[i], now[i][sixteen], wide + (offset >> 4),
                    more || piece > 0 || sixteen > 0);
         }
       }

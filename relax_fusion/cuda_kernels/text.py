@@ -9,7 +9,12 @@ from importlib.resources import files
 from math import gcd
 from typing import NamedTuple
 
-from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual, line_bytes
+from ..estimator.families.cuda_matmul.tiles import (
+    CudaPlan,
+    copies_residual,
+    line_bytes,
+    lines_copied,
+)
 from ..workload import Packed
 from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
 from .unpacking import numbers_of
@@ -122,7 +127,7 @@ class MatmulForm:
     @property
     def run(self) -> int:
         """Lines of a weight that one copy brings: of pairs, those that lie side by side."""
-        return gcd(self.plan.box_n, self.half)
+        return gcd(lines_copied(self.plan, self.weights, self.packed), self.half)
 
     @property
     def vectors(self) -> int:

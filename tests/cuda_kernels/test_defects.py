@@ -67,7 +67,10 @@ DEFECTS = {
         "plain", "PRODUCT_LAYOUT 0x40000040", "PRODUCT_LAYOUT 0x40000008", NUMBERS
     ),
     "transposed": Defect("plain", "store_matrices<!SWAPPED>", "store_matrices<SWAPPED>", NUMBERS),
-    "banks": Defect("parts", "(piece ^ (line & 7)) << 4", "piece << 4", "meet in banks"),
+    "banks": Defect("parts", "(piece ^ turn) << 4", "piece << 4", "meet in banks"),
+    "banks_of_interleaved": Defect(
+        "q4_gate_and_up", "(piece ^ turn) << 4", "piece << 4", "meet in banks"
+    ),
     "mask_of_residual": Defect(
         *("split", "wide < WIDE_PART && row < rows &&", "wide < WIDE_PART &&", "nor of a tensor")
     ),
@@ -82,9 +85,9 @@ DEFECTS = {
         ),
         HANGS_EMPTY,
     ),
-    "banks_of_words": Defect("tf32", "(piece ^ (line & 6)) << 4", "piece << 4", "meet in banks"),
+    "banks_of_words": Defect("tf32", "(piece ^ turn) << 4", "piece << 4", "meet in banks"),
     "banks_of_words_swapped": Defect(
-        "tf32_swapped", "(piece ^ (line & 2)) << 4", "piece << 4", "meet in banks"
+        "tf32_swapped", "(piece ^ turn) << 4", "piece << 4", "meet in banks"
     ),
     "words_of_another_row": Defect("int8", "8 * (i / 2);", "8 * (i % 2);", NUMBERS),
     "elements_of_k": Defect("int8_split", "LINE / ELEMENT_BYTES", "LINE / 2", "outside of"),
@@ -172,11 +175,14 @@ DEFECTS |= {  # of packed weights
         "q4", "ask(min(step + GROUPS_THAT_SPLIT, last))", "ask(step)", NUMBERS
     ),
     "scales_of_another_group": Defect("q4", "? 0x3232 : 0x1010", "? 0x1010 : 0x1010", NUMBERS),
-    "scales_of_the_gate": Defect(
-        "q4_gate_first", "scales[i / (TALLS / WEIGHTS)]", "scales[0]", NUMBERS
+    "scales_of_the_gate": Defect("q4_gate_first", "scales[half % WEIGHTS]", "scales[0]", NUMBERS),
+    "ups_of_another_feature": Defect(
+        "q4_gate_and_up", "SECOND = WEIGHTS > 1 ? 0 : 8", "SECOND = 8", NUMBERS
     ),
+    "words_of_the_gate": Defect("q4_gate_first", "WEIGHTS > 1 ? TALL : 8", "8", NUMBERS),
+    "up_is_the_gate": Defect("q4_up_first", "[4 * eight + 2 + i]", "[4 * eight + i]", NUMBERS),
     "scales_beyond_the_last_feature": Defect(
-        *("q4_steps_of_128", "line + 8 * half, features - 1)", "line + 8 * half, 1 << 30)"),
+        *("q4_steps_of_128", "SECOND * half, features - 1)", "SECOND * half, 1 << 30)"),
         "nor of a tensor",
     ),
     "bytes_of_another_thread": Defect(

@@ -164,11 +164,11 @@ void change_registers(int count, bool more) {
   ++machine->events;
 }
 
-void matrices(bool store, bool columns, u32 address, u32& first, u32& second) {
+void matrices(int count, bool store, bool columns, u32 address, u32& first, u32& second) {
   Lane& own = own_block().warps[self().warp].lanes[self().lane];
   own = {address, {first, second}};
-  with_warp(store ? "stmatrix" : "ldmatrix", [store, columns](Warp& warp) {
-    for (int matrix = 0; matrix < 2; ++matrix) {
+  with_warp(store ? "stmatrix" : "ldmatrix", [count, store, columns](Warp& warp) {
+    for (int matrix = 0; matrix < count; ++matrix) {
       u32 banks = 0;
       for (int i = 0; i < 8; ++i) banks |= 1 << (warp.lanes[8 * matrix + i].address / 16 % 8);
       machine->how.conflicts += banks != 255;

@@ -67,7 +67,7 @@ void arrive(u32 barrier, int rank);
 void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32 ranks);
 int own_rank();
 void change_registers(int count, bool more);
-void matrices(bool store, bool columns, u32 address, u32& first, u32& second);
+void matrices(int count, bool store, bool columns, u32 address, u32& first, u32& second);
 void move_words(bool store, bool together, const u32 (&addresses)[2], u32 (&words)[2]);
 void start_product(void* sums, const char* type, int count, const u32* registers, u64 tall, u64 wide, bool more,
                    bool turned);
@@ -186,11 +186,15 @@ void take_registers() {
 }
 template <bool COLUMNS>
 void load_matrices(u32 address, u32& first, u32& second) {
-  on_cpu::matrices(false, COLUMNS, address, first, second);
+  on_cpu::matrices(2, false, COLUMNS, address, first, second);
 }
 template <bool COLUMNS>
 void store_matrices(u32 address, u32 first, u32 second) {
-  on_cpu::matrices(true, COLUMNS, address, first, second);
+  on_cpu::matrices(2, true, COLUMNS, address, first, second);
+}
+inline void store_columns(u32 address, u32 word) {
+  u32 none = 0;
+  on_cpu::matrices(1, true, true, address, word, none);
 }
 template <bool TOGETHER>
 void load_floats(u32 at, u32 next, float& first, float& second) {

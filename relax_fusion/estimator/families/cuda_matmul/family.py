@@ -39,6 +39,8 @@ from .tiles import (
     CudaPlan,
     accumulators,
     block_k,
+    is_interleaved,
+    lines_copied,
     pairs_apart,
     residual_steps,
     smem_bytes,
@@ -123,7 +125,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
         plan, weights = CudaPlan.of(plan), tile_weights(work)
-        tall, wide = PART * plan.groups_tall, 8 * plan.groups_wide
+        packed = unpacked_by(plan, work)
+        part = PART // 2 if is_interleaved(weights, packed) else PART
+        tall, wide = part * plan.groups_tall, 8 * plan.groups_wide
         if plan.copied and packed_of(work)[0] is None:
             yield "copied is 1, but weights are not packed"
         names = ("block_m", "block_n") if plan.swapped else ("block_n", "block_m")
@@ -134,7 +138,6 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
         yield from lines_violations(plan, work.dtype)
         yield from run_violations(plan, pairs_apart(work))
-        packed = unpacked_by(plan, work)
         step = plan.block_k if packed else block_k(work.dtype)
         given = {"block_k": step, "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
@@ -244,7 +247,8 @@ def _cluster_violations(
     sums = 4 * weights * plan.block_m * plan.block_n * plan.groups_k
     if plan.parts > 1 and sums > plan.num_stages * stage_bytes(plan, weights, packed):
         yield f"the sums of a tile are {sums} B, its stages have room for less"
-    for what, lines in (("rows", plan.box_m), ("weights", plan.box_n)):
+    of_weights = lines_copied(plan, weights, packed)
+    for what, lines in (("rows", plan.box_m), ("weights", of_weights)):
         if lines % 8 or not 8 <= lines <= MOST_COPIED:
             yield f"{lines} lines of {what} are copied at once, must be a multiple of 8 up to 256"
 

@@ -141,7 +141,7 @@ def registers(plan: CudaPlan, weights: int, form: Packed) -> int:
 class _Kind(NamedTuple):
     """Tiles that differ in their rows alone, and in how k is split."""
 
-    tall: int
+    tall: int  # lines of all weights
     groups: int  # warp groups, side by side along the features
     steps: tuple[int, ...]  # elements of k of a stage
     rows: Iterable[int]
@@ -152,42 +152,32 @@ class _Kind(NamedTuple):
 
 
 FEW, MANY = (*range(8, 65, 8),), (*range(80, 257, 16),)
-KINDS = {
-    1: (
-        _Kind(64, 1, (128, 256), FEW, (1, 2), sets=(1, 2, 3)),
-        _Kind(64, 1, (128, 256), FEW, (4, 8)),
-        _Kind(128, 2, (128, 256), FEW, (1, 2, 4, 8)),
-        _Kind(192, 3, (128,), FEW, (1, 2, 4)),
-        _Kind(128, 2, (64,), MANY, (1, 2)),
-        _Kind(128, 2, (64,), (96, 112, 128), cluster_m=2),
-        _Kind(192, 3, (64,), (*range(80, 177, 16),)),
-        _Kind(256, 2, (64,), (80, 96, 112, 128)),
-        _Kind(64, 1, (64,), MANY),
-        _Kind(64, 1, (64,), (*range(128, 257, 16),), turns=2),
-        _Kind(128, 1, (64,), (96, 112, 128), turns=2),
-    ),
-    2: (
-        _Kind(64, 1, (128, 256), FEW, (1, 2, 4)),
-        _Kind(128, 2, (64, 128), FEW, (1, 2)),
-        _Kind(192, 3, (64,), FEW),
-        _Kind(64, 1, (64,), (80, 96, 112, 128)),
-        _Kind(128, 2, (64,), (80, 96, 112, 128, 144)),
-        _Kind(64, 1, (64,), (96, 112, 128, 144), turns=2),
-    ),
-}
-"""Which plans are offered, for one weight and for a gated pair.  Timed for q4f16_1 alone
-(`2026-11-24-cuda_matmul-packed.log`, `-packed_sets.log`)."""
+KINDS = (
+    _Kind(64, 1, (128, 256), FEW, (1, 2), sets=(1, 2, 3)),
+    _Kind(64, 1, (128, 256), FEW, (4, 8)),
+    _Kind(128, 2, (128, 256), FEW, (1, 2, 4, 8)),
+    _Kind(192, 3, (128,), FEW, (1, 2, 4)),
+    _Kind(128, 2, (64,), MANY, (1, 2)),
+    _Kind(128, 2, (64,), (96, 112, 128), cluster_m=2),
+    _Kind(192, 3, (64,), (*range(80, 177, 16),)),
+    _Kind(256, 2, (64,), (80, 96, 112, 128)),
+    _Kind(64, 1, (64,), MANY),
+    _Kind(64, 1, (64,), (*range(128, 257, 16),), turns=2),
+    _Kind(128, 1, (64,), (96, 112, 128), turns=2),
+)
+"""Which plans are offered.  Timed for q4f16_1 alone (`2026-11-24-cuda_matmul-packed.log`,
+`-packed_sets.log`)."""
 
 
 @lru_cache(maxsize=16)
 def packed_plans(weights: int, form: Packed, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
     """Return the plans for packed weights, with as many stages as fit."""
     found = []
-    for kind in KINDS[weights]:
+    for kind in KINDS:
         steps = {min(step, 128 * 8 // form.bits) for step in kind.steps}
         for step, rows, sets in product(sorted(steps), kind.rows, kind.sets):
             plan = CudaPlan(
-                *(rows, kind.tall, step),
+                *(rows, kind.tall // weights, step),
                 num_stages=1,
                 num_warps=4 * (kind.groups * kind.turns * sets + 1),
                 backend="triton",

@@ -132,7 +132,7 @@ class CudaPlan(TilePlan):
 
     @property
     def box_n(self) -> int:
-        """Lines of a weight that one copy brings."""
+        """Lines of a weight that one copy brings; of an interleaved pair, of both together."""
         return (self.block_n if self.swapped else PART * self.groups_n) // self.cluster_m
 
     @property
@@ -201,7 +201,20 @@ def smem_bytes(
 
 def accumulators(plan: CudaPlan, weights: int) -> int:
     """Return the accumulators of a thread that multiplies, 4 bytes each."""
-    return weights * (plan.tall // (PART * plan.groups_tall)) * (plan.wide // plan.groups_wide) // 2
+    return weights * plan.tall // (PART * plan.groups_tall) * (plan.wide // plan.groups_wide) // 2
+
+
+def is_interleaved(weights: int, packed: Packed | None) -> bool:
+    """Return whether products have lines of gate and up by turns, and so half as many of each.
+
+    So it is where registers bring them: then a thread's sums are of both.
+    """
+    return weights > 1 and packed is not None
+
+
+def lines_copied(plan: CudaPlan, weights: int, packed: Packed | None) -> int:
+    """Return the lines of a weight that one copy brings."""
+    return plan.box_n // (2 if is_interleaved(weights, packed) else 1)
 
 
 def clusters_at_once(plan: CudaPlan, sm_count: int) -> int:
