@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from math import inf, nan
 
 import pytest
@@ -16,6 +17,7 @@ from relax_fusion.estimator.registry import candidates
 from relax_fusion.estimator.survey import survey
 from relax_fusion.report import FunctionGraph, Leftover, Material, Node
 from relax_fusion.report.html import numbers, page_data
+from relax_fusion.report.html.charts import plans_over_rows
 from relax_fusion.report.html.layers import fold
 from relax_fusion.report.html.remedies import REMEDIES
 from relax_fusion.report.html.svg import Scale, tag
@@ -95,6 +97,35 @@ def test_the_three_questions_are_answered() -> None:
         list(candidates(work, report.material.spec, data["backend"]))
     )
     assert at_300["chosen"]["plan"] in html and at_300["rejected"][0]["plan"] in html
+
+
+def test_what_costs_most_and_is_not_fused() -> None:
+    report = report_for("h200")
+    every = page_data(report)
+    told = every["answers"]["not_fused"]
+    costs = [x["seconds"] or 0.0 for x in every["leftovers"]]
+    costs += [d["seconds"] or 0.0 for d in every["declines"] if d["is_loss"]]
+    assert told["seconds"] == max(costs) > 0 and told["remedy"]
+    fused = replace(report.fused[0], decline=Decline(Reason.SHAPE, "it is taken"), pattern="FuseX")
+    taken = page_data(Report([*report.fused, fused], material=report.material))
+    (decline,) = taken["declines"]
+    assert not decline["is_loss"] and decline["remedy"].startswith("Nothing has to be done")
+    others = {o["kernel"] for f in taken["functions"] for o in f["others"]}
+    assert taken["answers"]["not_fused"]["what"] in others
+    assert page_data(Report())["answers"]["not_fused"] is None
+
+
+def test_steps_of_plans_meet() -> None:
+    steps = [
+        {"lower": a, "upper": b, "span": "", "plan": p, "family": "f"}
+        for a, b, p in ((1, 1, "p"), (2, 512, "q"), (513, None, "p"))
+    ]
+    drawn = re.findall(
+        r'<rect[^>]* x="([\d.]+)"[^>]* width="([\d.]+)"', str(plans_over_rows(steps, 4096, "row"))
+    )
+    ends = [(float(x), float(x) + float(width)) for x, width in drawn]
+    assert len(ends) == 3
+    assert all(abs(a[1] - b[0]) < 0.2 for a, b in pairwise(ends))
 
 
 def test_what_was_compared_is_what_was_chosen_among() -> None:

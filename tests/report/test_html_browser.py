@@ -133,6 +133,15 @@ def test_what_was_chosen_at_some_rows(shown: Any) -> None:
     assert int(lower) <= 300 and (upper == "more," or int(upper.rstrip(",")) >= 300)
 
 
+def test_plans_that_differ_in_warps_alone_are_told_apart(shown: Any) -> None:
+    type_in(shown, "rows", "300")
+    cells = "return [...document.querySelectorAll('#chosen-table tbody tr:first-child td')]"
+    texts = shown.execute_script(f"{cells}.map(cell => cell.textContent)")
+    assert "warps" in texts[1] and texts[-1].count("warps") == 3
+    heads = shown.execute_script(f"{cells}.map(cell => cell.dataset.head)")
+    assert heads[1] == "plan chosen" and heads[-1].startswith("rejected")
+
+
 @pytest.mark.parametrize("width", [420, 900])
 def test_a_narrow_screen_needs_no_scrolling_sideways(shown: Any, width: int) -> None:
     shown.find_element("id", "open-all").click()

@@ -11,7 +11,7 @@ from ...estimator.survey import Refused, Rivals, survey
 from ...estimator.tile_plan import TilePlan
 from ...workload import Workload
 from . import numbers
-from .kernels import Kernel, plan_text, size_text, span_text
+from .kernels import Kernel, how_text, plan_text, size_text, span_text
 
 MOST_POINTS = 60
 """Plans of a range that a picture shows, the fastest of them."""
@@ -95,6 +95,7 @@ def _range(kernel: Kernel, work: Workload, rivals: Rivals) -> dict[str, Any]:
         "shown": min(len(rivals.ranked), MOST_POINTS),
         "chosen": {
             "plan": plan_text(plan),
+            "how": how_text(plan),
             "area": _area(plan),
             "seconds": numbers.number(chosen),
             "bound": point.fused.bound if point is not None else "",
@@ -120,10 +121,9 @@ def _rejected(
         predicted = option.family.predict(option.plan, work, kernel.spec, rivals.size)
         bound, waves = predicted.bound, predicted.waves
     plan = option.plan
-    how = f"{plan.num_warps} warps, {plan.num_stages} stages" if plan.num_warps else ""
     return {
         "plan": plan_text(plan),
-        "how": how,
+        "how": how_text(plan),
         "family": _family(option),
         "seconds": numbers.number(seconds),
         "bound": bound,

@@ -9,7 +9,7 @@ from ..decision import Decision
 from ..material import FunctionGraph, Node
 from . import numbers
 from .candidates import Clock, candidates_of
-from .kernels import Kernel, Point, plan_text, span_text, title_of
+from .kernels import Kernel, Point, how_text, plan_text, span_text, title_of
 
 MOST_STEPS = 100
 """Ranges of one plan that a table lists."""
@@ -59,6 +59,7 @@ def point_entry(point: Point) -> dict[str, Any]:
         "upper": point.upper,
         "span": span_text(point.lower, point.upper),
         "plan": plan_text(point.plan),
+        "how": how_text(point.plan),
         "fused_s": numbers.number(point.fused.seconds),
         "unfused_s": numbers.number(point.unfused_s),
         "measured_s": numbers.number(point.measured_s),
@@ -116,7 +117,7 @@ def _steps(kernel: Kernel) -> list[dict[str, Any]]:
     """Return which plan serves which rows."""
     return [
         {"lower": a, "upper": b, "span": span_text(a, b), "plan": plan_text(p)}
-        | {"family": p.family or p.backend}
+        | {"how": how_text(p), "family": p.family or p.backend}
         for a, b, p in kernel.steps[:MOST_STEPS]
     ]
 

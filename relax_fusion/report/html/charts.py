@@ -11,7 +11,7 @@ from . import numbers
 from .svg import Axes, Scale, picture, spanning, tag, titled
 
 WIDTH = 560
-LEFT, RIGHT = 74, 546
+LEFT, RIGHT = 74, 540
 
 
 def families_of(ranges: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -127,7 +127,7 @@ def plans_over_rows(steps: Sequence[Mapping[str, Any]], most: int, unit: str) ->
     before: tuple[float, float] | None = None
     for s in steps:
         y = 29.0 + height * plans.index(s["plan"])
-        first, last = x(s["lower"]), x(s["upper"] or x.high)
+        first, last = x(s["lower"]), x(s["upper"] + 1 if s["upper"] else x.high)
         if before is not None:
             d = f"M{first:.1f} {before[1]:.1f}V{y:.1f}"
             parts.append(tag("path", d=d, class_="rise"))

@@ -13,7 +13,7 @@ from .functions import functions_of
 from .kernels import MISS, Kernel, kernels_of
 from .layers import MOST_NODES, layers_of
 from .linters import RULES, findings_of
-from .losses import declines_of, leftovers_of
+from .losses import OTHERS, costliest, declines_of, leftovers_of
 from .sources import MOST_CHARACTERS, MOST_TEXTS, sources_of
 
 if TYPE_CHECKING:
@@ -50,19 +50,24 @@ def page_data(report: Report, seconds: float | None = None) -> dict[str, Any]:
     ids = {k.decision.kernel: k.id for k in kernels}
     texts, cuts = sources_of(material.sources, ids, clock)
     functions = functions_of(report, kernels)
+    declines, leftovers = declines_of(report, graphs), leftovers_of(report, graphs)
     return {
         "model": material.model,
         "device": _device(report),
         "backend": material.backend,
         "compile_s": material.seconds or None,
         "functions": functions,
-        "answers": _answers(kernels),
+        "answers": {
+            **_answers(kernels),
+            "not_fused": costliest(declines, leftovers, functions),
+        },
         "findings": findings_of(report, kernels, graphs),
         "rules": dict(RULES),
         "layers": layers_of(material.before, material.after, report.decisions, kernels),
         "chains": chains,
-        "declines": declines_of(report, graphs),
-        "leftovers": leftovers_of(report, graphs),
+        "declines": declines,
+        "leftovers": leftovers,
+        "others": OTHERS,
         "schedules": _schedules(report),
         "sources": texts,
         "notes": [*_missing(report, kernels), *cuts, *_limits(budget, chains)],

@@ -54,13 +54,17 @@ def _arcs(nodes: Sequence[Mapping[str, Any]], rows: Mapping[str, int]) -> Markup
     return Markup("").join(parts)
 
 
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def _row(node: Mapping[str, Any], i: int) -> Markup:
     y = _middle(i)
     colour = "none" if node["colour"] is None else f"c{node['colour']}"
     told = f"{node['name']} = {node['op']}({', '.join([*node['reads'], *node['weights']])})"
     shown = f"{told}\n{node['type']}\n{numbers.scaled(node['bytes'], 'B')} read and written"
-    what = node["op"] if len(node["op"]) < 46 else node["op"][:44] + "…"
-    kind = node["type"] if len(node["type"]) < 34 else node["type"][:32] + "…"
+    kind = _cut(node["type"], 34)
+    what = _cut(node["op"], 66 - len(kind))
     mark = {
         "x": GUTTER - 5,
         "y": y - 5,

@@ -238,3 +238,11 @@ def plan_text(plan: TilePlan | None) -> str:
         return numbers.MISSING
     tile = f"{plan.block_m}×{plan.block_n}×{plan.block_k}"
     return plan.text.replace(f"{plan.block_m}x{plan.block_n}x{plan.block_k}", tile)
+
+
+def how_text(plan: TilePlan | None) -> str:
+    """Return the warps and stages of a plan for Triton; nothing where it has none."""
+    if plan is None or not plan.num_warps:
+        return ""
+    warps = numbers.times(plan.num_warps, "warp")
+    return f"{warps}, {numbers.times(plan.num_stages, 'stage')}"

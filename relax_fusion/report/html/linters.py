@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...workload import Attention
 from ..material import FunctionGraph, Node
 from . import numbers
-from .functions import least_s
+from .functions import LIMITS, least_s
 from .kernels import Kernel, title_of
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def _far(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
             continue
         worst = min(low, key=lambda p: p.share or 0.0)
         floor = numbers.seconds(worst.floor.seconds) if worst.floor is not None else ""
+        limit = LIMITS.get(worst.fused.bound, worst.fused.bound)
         small = worst.fused.bound in ("launch", "latency")
         todo = (
             "The kernel is too small for the device: launching it and waiting for memory take "
@@ -127,7 +128,7 @@ def _far(kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
             title_of(kernel.decision),
             f"{numbers.percent(worst.share)} of the roofline at {worst.text}: "
             f"{numbers.seconds(worst.fused.seconds)}, floor {floor}, limited by "
-            f"{worst.fused.bound}; {len(low)} of {numbers.times(len(kernel.points), 'range')}.",
+            f"{limit}; {len(low)} of {numbers.times(len(kernel.points), 'range')}.",
             todo,
             worst.fused.seconds * max(kernel.calls.values()),
         )

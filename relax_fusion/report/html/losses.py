@@ -25,6 +25,13 @@ HARMLESS = (Reason.NOT_PROFITABLE.value, Reason.OVERLAP.value)
 """Reasons that are told last: what was declined for them is better off."""
 
 
+OTHERS = (
+    "A fusing pass that has it in its chain (register_pass), or a neighbour that computes it on "
+    "the way."
+)
+"""What it would take to fuse a kernel that no pattern covers."""
+
+
 def declines_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[dict[str, Any]]:
     """Return one record for each pass and reason, the most expensive first."""
     groups: dict[tuple[str, ...], list[Decision]] = {}
@@ -38,13 +45,15 @@ def declines_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[dic
         taken = [owner.get((d.function, n)) for d in some for n in names_of(d)]
         makers = sorted({maker for maker in taken if maker is not None})
         entry["elsewhere"] = makers
+        entry["is_loss"] = entry["reason"] not in HARMLESS
         if makers and None not in taken:
             entry["cost"] = f"Nothing: {' and '.join(makers)} took all of its operators."
-            entry["seconds"] = 0.0
+            entry["remedy"] = "Nothing has to be done: its operators are in other fused kernels."
+            entry["seconds"], entry["is_loss"] = 0.0, False
         elif makers:
             entry["cost"] += f" {' and '.join(makers)} took some of them."
         found.append(entry)
-    return sorted(found, key=lambda d: (d["reason"] in HARMLESS, -(d["seconds"] or 0)))
+    return sorted(found, key=lambda d: (not d["is_loss"], -(d["seconds"] or 0)))
 
 
 def names_of(decision: Decision) -> list[str]:
@@ -120,6 +129,33 @@ def leftovers_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[di
             }
         )
     return sorted(found, key=lambda x: -(x["seconds"] or 0))
+
+
+def costliest(
+    declines: Iterable[Mapping[str, Any]],
+    leftovers: Iterable[Mapping[str, Any]],
+    functions: Iterable[Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Return what costs most of all that is not fused; None if everything is fused.
+
+    Kernels that no pattern covers are told only where no chain and no operator of a pattern is
+    left.
+    """
+    found = [_answer(d["pattern"], d, d["detail"], "") for d in declines if d["is_loss"]]
+    found += [_answer(x["kind"], x, x["reason"], x["type"]) for x in leftovers]
+    if not found:
+        why = "it is in no pattern of ours"
+        for f in functions:
+            name = {"function": f["function"], "remedy": OTHERS}
+            found += [_answer(o["kernel"], {**o, **name}, why, "") for o in f["others"]]
+    return max(found, key=lambda a: a["seconds"] or 0.0, default=None)
+
+
+def _answer(what: str, entry: Mapping[str, Any], reason: str, kind: str) -> dict[str, Any]:
+    names = ("function", "count", "seconds", "remedy")
+    places = entry.get("places", ("",))
+    told = {"what": what, "where": places[0], "reason": reason.rstrip("."), "type": kind}
+    return {**told, **{name: entry[name] for name in names}}
 
 
 def _nodes(function: str, names: Iterable[str], graphs: Mapping[str, FunctionGraph]) -> list[Node]:

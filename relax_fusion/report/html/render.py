@@ -88,7 +88,7 @@ def _choices(data: dict[str, Any]) -> Markup:
                 "unit": chain["unit"],
                 "in": ", ".join(call["function"] for call in chain["calls"]),
                 "fixed": chain["ranges"][0]["size"] if chain["is_static"] else "",
-                "steps": [[s["upper"], s["span"], s["plan"]] for s in chain["steps"]],
+                "steps": [[s["upper"], s["span"], s["plan"], s["how"]] for s in chain["steps"]],
                 "ranges": [_choice(chain, r) for r in chain["ranges"]],
             }
         )
@@ -104,6 +104,7 @@ def _choice(chain: dict[str, Any], r: dict[str, Any]) -> dict[str, Any]:
         "upper": r["upper"],
         "size": r["size"],
         "plan": r["plan"],
+        "how": r["how"],
         "time": numbers.seconds(r["fused_s"]),
         "floor": numbers.percent(r["share"]),
         "bound": LIMITS.get(r["bound"], r["bound"]),

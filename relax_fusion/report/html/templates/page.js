@@ -74,11 +74,21 @@
   // --- What was chosen at some rows ---------------------------------------------------------
   const choices = JSON.parse(byId("choices").textContent);
   const body = byId("chosen-table").tBodies[0];
+  const heads = all("th", byId("chosen-table")).map((head) => head.textContent);
   const cell = (row, text, style = "") => {
     const made = row.insertCell();
+    made.dataset.head = heads[made.cellIndex];
     made.className = style;
     made.textContent = text;
     return made;
+  };
+  const named = (element, plan, how) => {
+    for (const [text, style] of [[plan, "mono"], [how, "muted"]]) {
+      const part = document.createElement("span");
+      part.className = style;
+      part.textContent = text;
+      if (text) element.append(" ", part);
+    }
   };
   const within = (upper, rows) => upper === null || rows <= upper;
   const choose = (rows) => {
@@ -96,19 +106,21 @@
       where.className = "muted";
       where.textContent = chain.in;
       first.append(where);
-      cell(row, step ? step[2] : range ? range.plan : "–", "mono");
+      const [plan, how] = step ? step.slice(2) : range ? [range.plan, range.how] : ["–", ""];
+      named(cell(row, ""), plan, how);
       cell(row, chain.fixed ? `its one size: ${chain.fixed}` : step ? step[1] : "–");
-      cell(row, range ? range.size : "–");
+      named(cell(row, range ? range.size : "–"), range && range.plan !== plan ? range.plan : "", "");
       cell(row, range ? range.time : "–", "n strong");
       cell(row, range ? range.floor : "–", "n");
       cell(row, range ? range.bound : "–");
       const lost = cell(row, "");
       if (!range || !range.rejected.length) lost.textContent = "no other candidate on this page";
-      else for (const [plan, how, time, more] of range.rejected) {
+      else for (const [other, ways, time, more] of range.rejected) {
         const line = document.createElement("div");
-        line.className = "mono";
-        line.textContent = `${plan}  ${time} (${more})`;
-        if (how) line.title = how;
+        const cost = document.createElement("span");
+        cost.textContent = `${time} (${more})`;
+        line.append(cost);
+        named(line, other, ways);
         lost.append(line);
       }
     }
