@@ -89,7 +89,8 @@ class PipelineOptions:
     ext_mods : sequence of ExternModule
         Linked into the library.
     debug_dump : Path, optional
-        Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``.
+        Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``, and for
+        ``report.html``.
     backend : {"auto", "mixed", "tir", "triton"}
         Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
         kernel, and TIR elsewhere.  "mixed": both there, for each size who is predicted to be
@@ -241,6 +242,8 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
     for name in ("debug_dump", "database"):
         if isinstance(given.get(name), str | os.PathLike):
             given[name] = Path(given[name])
+    if "debug_dump" in given:  # a page of the report is written beside the modules
+        given.setdefault("report", Report())
     bounds = given.get("variable_bounds")
     if isinstance(bounds, Mapping):
         given["variable_bounds"] = {name: plain(bound) for name, bound in bounds.items()}

@@ -33,7 +33,7 @@ from .dlight_rules import (
     ScheduleKernels,
     SingleThreadRule,
 )
-from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
+from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory import RecordKernels, RecordWork
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
@@ -49,7 +49,7 @@ from .transforms.annotate import (
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
 from .transforms.cycles import no_cycles_collected
-from .transforms.debug_dump import dump
+from .transforms.debug_dump import dump, paged
 from .transforms.device_targets import BindDeviceTargets
 from .transforms.ffi_errors import as_themselves
 from .transforms.fixed_arguments import MarkFixedArguments
@@ -63,12 +63,14 @@ from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.norms import LegalizeNorms
 from .transforms.own_constants import CopyConstants, FoldConstants
+from .transforms.record_graph import RecordGraph
 from .transforms.record_launches import RecordLaunches
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from .triton_bridge.ahead import CompileAhead
+from .triton_bridge.texts import record_sources
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -113,6 +115,8 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
+    if (report := options.report) is not None:
+        passes.append(RecordGraph(report.material.before, options.variable_bounds))
     ahead = [CompileAhead(options.target)] if has_triton(options.target) else []
     for name, make in PATTERNS.items():
         passes += [make(options.fuse), *ahead] if name not in options.disable else []
@@ -121,7 +125,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
         passes.append(ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), 0))
-    if (report := options.report) is not None:
+    if report is not None:
         passes.append(ReportLeftovers(report.leftovers, report.decisions, options.disable))
         passes.append(RecordWork(report))
     if options.cublas_gemm:
@@ -190,10 +194,12 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     exact = [RoundConstants()] if is_gpu(options.target) else []
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
-    passes = [MarkFixedArguments(options.target), schedule_kernels(options), *triton, *exact]
-    report = options.report
-    kernels = [RecordKernels(report.kernels)] if report is not None else []
-    return [*passes, *web, *narrow, RoundNarrowFloats(options.target), *kernels]
+    first = [MarkFixedArguments(options.target), schedule_kernels(options)]
+    rest = [*triton, *exact, *web, *narrow, RoundNarrowFloats(options.target)]
+    if (report := options.report) is None:
+        return [*first, *rest]
+    sources = record_sources(options.target, report.material.sources)
+    return [*first, *sources, *rest, RecordKernels(report.kernels)]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
@@ -222,6 +228,7 @@ def count_launches(options: PipelineOptions) -> list[Pass]:
     passes: list[Pass] = [ReturnReshapedViews(), RewriteReshapes()]
     if options.report is not None:
         passes.append(RecordLaunches(options.report.launches, options.variable_bounds))
+        passes.append(RecordGraph(options.report.material.after, options.variable_bounds))
     return passes
 
 
@@ -316,7 +323,7 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
 
 
 def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
-    """Return a pass that runs phases one after the other, dumps the module and says what it does.
+    """Return a pass that runs phases in turn, and dumps the module and ``report.html``, if asked.
 
     Parameters
     ----------
@@ -328,9 +335,8 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        if options.report is not None:
-            options.report.device = device_of(options.target).description
-        with options.target, no_cycles_collected(), remembered(), source_compiler():
+        page = paged(options.report, options.target, options.fuse.backend, options.debug_dump)
+        with page, options.target, no_cycles_collected(), remembered(), source_compiler():
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():

@@ -202,7 +202,9 @@ def test_dumps_can_be_read_again(tmp_path: Path) -> None:
     """TVM 0.27 cannot parse its own output after phase 5: VM calls print no types of results."""
     for _ in range(2):  # a second run writes over the first
         compiled(module([BLOCK]), debug_dump=str(tmp_path / "dump"))
-    assert sorted(p.name for p in (tmp_path / "dump").iterdir()) == sorted(DUMPS)
+    written = sorted(p.name for p in (tmp_path / "dump").iterdir())
+    assert written == sorted([*DUMPS, "report.html"])
+    assert "</html>" in (tmp_path / "dump" / "report.html").read_text(encoding="utf-8")
     unread = []
     for name in DUMPS:
         text = (tmp_path / "dump" / name).read_text()

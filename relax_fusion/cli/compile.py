@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from ..hardware.target import device_of
 from ..report import Report
+from ..transforms.debug_dump import PAGE, write_page
 from ..validation import read_json
 from .artifact import check_output, place, staged
 from .build import build, cuda_kernels, guarded, require_linker
@@ -35,7 +36,7 @@ from .manifest import (
     versions,
     write_manifest,
 )
-from .source import Model, Source, bounds, open_source
+from .source import Model, Source, bounds, described, open_source
 
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:
@@ -60,6 +61,9 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
         write_report(stage / REPORT, {**_facts(compiled), "device": device.description}, report)
+        console.step(f"writing {PAGE}")
+        report.material.model = f"{source.name}, {described(exported)}"
+        write_page(report, stage)
         console.step("writing the manifest")
         told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
         manifest = Manifest(**told, parameters=parameters(exported), files=file_sums(stage))

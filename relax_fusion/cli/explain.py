@@ -31,14 +31,18 @@ from ..report import (
     validation_table,
 )
 from ..report.decision import Decision
+from ..transforms.debug_dump import paged
+from ..triton_bridge.texts import record_sources
 from .build import guarded
 from .compilation import report_record
-from .console import Console, table
+from .console import CliError, Console, table
 from .source import bounds, described, open_source
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
+    if args.html is not None and (Path(args.html).is_dir() or not Path(args.html).parent.is_dir()):
+        raise CliError(f"--html {args.html} must be a file in a directory that exists", code=2)
     source = open_source(args.source)
     source.check(args)
     device = device_of(args.target)
@@ -47,10 +51,13 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     report = Report()
     options = _options(args, report, bounds(model))
     console.step(f"looking for chains to fuse for {device.description}")
-    with options.target:
+    report.material.model = f"{source.name}, {described(model)}"
+    with paged(report, options.target, options.fuse.backend), options.target:
         mod = guarded(lambda: _fused(model.mod, options), args.target)
         console.step("looking for rules that schedule the kernels")
         guarded(lambda: _scheduled(mod, options), args.target)
+    if args.html is not None:
+        _write_page(report, args.html, console)
     facts = {
         "source": source.name,
         "target": str(args.target),
@@ -73,6 +80,15 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         if part:
             console.result("\n" + part)
     return 0
+
+
+def _write_page(report: Report, file: str, console: Console) -> None:
+    """Write the page, replacing a file of an earlier call."""
+    console.step(f"writing {file}")
+    try:
+        Path(file).write_text(report.to_html(), encoding="utf-8")
+    except OSError as err:
+        raise CliError(f"{file} cannot be written ({err.strerror})") from err
 
 
 def _options(args: argparse.Namespace, report: Report, known: Mapping[str, int]) -> PipelineOptions:
@@ -112,6 +128,8 @@ def _fused(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
 def _scheduled(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
     """Run the phases from there to scheduled kernels; Triton's are not compiled."""
     passes = [*phase2_lower(options), *phase3_tir(options), schedule_kernels(options)]
+    if options.report is not None:
+        passes += record_sources(options.target, options.report.material.sources)
     passes += count_launches(options)
     return tvm.transform.Sequential(passes)(mod)
 

@@ -19,6 +19,7 @@ from .. import __version__
 from ..frontends import ImportedModel, Signature, TensorSpec
 from ..models import BertConfig, ExportedModel, config_from_dict, export
 from ..models.export import LENGTH
+from ..transforms.debug_dump import PAGE
 from ..validation import Count, Natural, read_file, read_json, shown
 from .build import FOREIGN_ERRORS
 from .console import CliError
@@ -28,7 +29,7 @@ PARAMS = "params.safetensors"
 TOKENIZER = "tokenizer.json"
 REPORT = "report.json"
 MANIFEST = "manifest.json"
-FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json"]
+FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json", "report.html"]
 FORMAT = 5
 """Raised when an older `run` could not read what `compile` writes."""
 
@@ -225,6 +226,8 @@ def check_files(directory: Path, manifest: Manifest, *, also_weights: bool = Fal
     """
     for name, entry in manifest.files.items():
         file = directory / name
+        if name == PAGE and not (also_weights and file.is_file()):
+            continue  # nothing reads it
         if not file.is_file():
             raise CliError(f"{file} is missing; compile the model again")
         size = file.stat().st_size

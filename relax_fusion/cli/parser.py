@@ -21,6 +21,8 @@ EXAMPLES = """\
 examples:
   relax-fusion demo                                    see what fusing gives on this machine
   relax-fusion explain llama-3.1-8b --target h200      what would be fused, and why not the rest
+  relax-fusion explain llama-3.1-8b --target h200 --html report.html
+                                                       the same and more, for a browser
   relax-fusion compile ./my-llama -o my-llama.cpu      for this machine's processor
   relax-fusion compile ./my-llama --target h200 -o my-llama.h200
                                                        cross-compile; no GPU is needed
@@ -90,9 +92,10 @@ def _add_compile(commands) -> None:
         "compile",
         compile_command,
         "compile a model to a directory that `run` and TVM can load",
-        "OUT gets lib.so, manifest.json and, where SRC has them, params.safetensors and "
-        "tokenizer.json. It appears when everything is written, or not at all. What a killed "
-        "compilation left beside it (.OUT.*.part) is removed by the next one.",
+        "OUT gets lib.so, manifest.json, report.json and report.html (what was fused and why, for "
+        "`diff` and for a browser) and, where SRC has them, params.safetensors and tokenizer.json. "
+        "It appears when everything is written, or not at all. What a killed compilation left beside "
+        "it (.OUT.*.part) is removed by the next one.",
     )
     add_model_arguments(parser)
     add_measured(parser)
@@ -119,7 +122,7 @@ def _add_compile(commands) -> None:
         "--debug-dump",
         type=path,
         metavar="DIR",
-        help="write the module after each phase as TVMScript",
+        help="write the module after each phase as TVMScript, and report.html",
     )
 
 
@@ -221,4 +224,11 @@ def _add_explain(commands) -> None:
         "--coverage",
         action="store_true",
         help="count chains found, launches, and bytes that are only copied, function by function",
+    )
+    parser.add_argument(
+        "--html",
+        type=path,
+        metavar="FILE",
+        help="write one page for a browser as well, which needs no network: graphs, candidates, "
+        "rooflines, what was declined and what it costs; a FILE that exists is replaced",
     )

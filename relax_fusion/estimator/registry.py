@@ -164,7 +164,32 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
 
 def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     """Yield `candidates` with their families."""
-    left_out: set[type] = set()
+    for family, plan, why in looked_at(work, dev, backend):
+        if plan is not None and not why:
+            yield Option(family, plan)
+
+
+class Looked(NamedTuple):
+    """A plan that was looked at, or a family of which none was.
+
+    Attributes
+    ----------
+    family : KernelFamily
+        Of the plan.
+    plan : TilePlan or None
+        None where the whole family was passed over.
+    why : str
+        Why it cannot run; empty for a plan that can.
+    """
+
+    family: Family
+    plan: TilePlan | None
+    why: str = ""
+
+
+def looked_at(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Looked]:
+    """Yield `candidates` with their families, and what is none of them, with the reason."""
+    left_out: dict[type, Family] = {}
     found = False
     both = backend == "mixed"
     if backend == "triton":  # each back end is the faster one of these at some sizes
@@ -173,13 +198,21 @@ def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
         if found and not both:
             return
         for family in families(work, dev, each):
-            if type(family) in left_out or family.refuses(work, dev):
+            better = left_out.get(type(family))
+            why = family.refuses(work, dev) if better is None else _never_faster(better)
+            if why:
+                yield Looked(family, None, why)
                 continue
             for plan in family.plans(work, dev):
-                if next(family.violations(plan, work, dev), None) is None:
-                    left_out.update(family.replaces(work))
+                wrong = next(iter(family.violations(plan, work, dev)), "")
+                if not wrong:
+                    left_out.update(dict.fromkeys(family.replaces(work), family))
                     found = True
-                    yield Option(family, plan)
+                yield Looked(family, plan, wrong)
+
+
+def _never_faster(better: Family) -> str:
+    return f"never faster than {type(better).__name__}, which has a plan"
 
 
 def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:

@@ -3,6 +3,7 @@
 from .coverage import Coverage, Launches, Leftover
 from .decision import Decision, Scheduling
 from .item import Array, Item, Product
+from .material import FunctionGraph, Material, Node, Source, Text
 from .report import Report, graphs_text, schedules_table, validation_table
 from .tables import autotune_table, coverage_table, leftovers_table
 
@@ -10,12 +11,17 @@ __all__ = [
     "Array",
     "Coverage",
     "Decision",
+    "FunctionGraph",
     "Item",
     "Launches",
     "Leftover",
+    "Material",
+    "Node",
     "Product",
     "Report",
     "Scheduling",
+    "Source",
+    "Text",
     "autotune_table",
     "coverage_table",
     "graphs_text",

@@ -17,6 +17,7 @@ from ..workload.json import as_record
 from .coverage import Coverage, Launches, Leftover, coverage_of
 from .decision import Decision, Scheduling
 from .item import Item
+from .material import Material
 from .tables import autotune_table, leftovers_table, table
 
 
@@ -41,6 +42,8 @@ class Report:
     device : str
         What was compiled for; the pipeline fills it in.  Where the target names no device, the one
         whose numbers were taken instead is named here.
+    material : Material
+        What `to_html` shows beside all that; the pipeline fills it in.
     """
 
     decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
@@ -50,6 +53,7 @@ class Report:
     work: Annotated[list[Item], InstanceOf()] = field(default_factory=list)
     kernels: Annotated[dict[str, str], InstanceOf()] = field(default_factory=dict)
     device: str = ""
+    material: Annotated[Material, InstanceOf()] = field(default_factory=Material)
 
     def __post_init__(self) -> None:
         check(self, PipelineError, "report")
@@ -151,6 +155,21 @@ class Report:
         ]
         found = [line for line in lines if line] or ["no chain of any pattern was found"]
         return "\n\n".join([f"for {self.device}", *found] if self.device else found)
+
+    def to_html(self, seconds: float | None = None) -> str:
+        """Return one page for a browser: graphs, plans, times, what was declined, and why.
+
+        It loads nothing: styles, pictures and script are in it.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            How long candidates may be priced and texts of kernels be written; a tenth of the time
+            that the phases took by default, 1 s at least.  The page names what was left out.
+        """
+        from .html import to_html
+
+        return to_html(self, seconds)
 
 
 def graphs_text(decisions: list[Decision]) -> str:

@@ -17,8 +17,8 @@ from .modules import functions_of
 SYMBOLIC_SIZE = 64
 """What a symbolic size is taken for where bytes are counted, if its bounds allow it."""
 
-_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
-_OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")
+KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
+OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecordLaunches")
@@ -44,7 +44,7 @@ class RecordLaunches:
         for gvar, func in functions_of(mod, relax.Function).items():
             names: list[str] = []
             copies: list[tuple[str, int]] = []
-            sizes = _sizes(func, self.bounds)
+            sizes = sizes_of_symbols(func, self.bounds)
             for name, call in _calls(func):
                 names.append(name)
                 if is_call(call, "relax.call_tir") and (width := copied_width(mod[call.args[0]])):
@@ -59,9 +59,9 @@ class RecordLaunches:
 def _calls(func: relax.Function) -> Iterator[tuple[str, relax.Call]]:
     """Return the calls of kernels in order, with their names."""
     for node in found_in(func, relax.Call):
-        if is_call(node, *_KERNELS):
+        if is_call(node, *KERNELS):
             yield node.args[0].name_hint, node
-        elif is_call(node, *_OUTSIDE) and isinstance(node.args[0], relax.ExternFunc):
+        elif is_call(node, *OUTSIDE) and isinstance(node.args[0], relax.ExternFunc):
             yield str(node.args[0].global_symbol), node
 
 
@@ -75,7 +75,7 @@ def copied_width(func: ir.BaseFunc) -> int:
     values = [store.value for store in found_in(func.body, tirx.BufferStore)]
     if not values or not all(map(_only_moves, values)):
         return 0
-    widths = [_width(str(load.ty.dtype)) for value in values for load in loads_of(value)]
+    widths = [width_of(str(load.ty.dtype)) for value in values for load in loads_of(value)]
     return max(widths, default=0)
 
 
@@ -109,15 +109,15 @@ def _bytes(ty: ir.Type, read: int, sizes: Mapping[tirx.Var, int]) -> int:
     for dim in ty.shape.values if isinstance(ty.shape, relax.ShapeExpr) else ():
         value = Analyzer().simplify(substitute(dim, numbers))
         elements *= int(value) if isinstance(value, tirx.IntImm) else SYMBOLIC_SIZE
-    return elements * (read + _width(str(ty.dtype)))
+    return elements * (read + width_of(str(ty.dtype)))
 
 
-def _width(dtype: str) -> int:
+def width_of(dtype: str) -> int:
     """Return the bytes of an element."""
     return 1 if dtype == "bool" else (tvm.DataType(dtype).bits + 7) // 8
 
 
-def _sizes(func: relax.Function, bounds: Mapping[str, int]) -> dict[tirx.Var, int]:
+def sizes_of_symbols(func: relax.Function, bounds: Mapping[str, int]) -> dict[tirx.Var, int]:
     """Return values for the symbolic variables of a function."""
     attrs = func.attrs or {}
     upper = {**attrs.get("tir_var_upper_bound", {}), **bounds}

@@ -141,6 +141,7 @@ def test_compile_writes_library_weights_tokenizer_and_manifest(compiled):
         "lib.so",
         "manifest.json",
         "params.safetensors",
+        "report.html",
         "report.json",
         "tokenizer.json",
     ]
@@ -149,8 +150,15 @@ def test_compile_writes_library_weights_tokenizer_and_manifest(compiled):
     assert manifest["functions"] == ["prefill", "decode"]
     assert manifest["max_seq_len"] == POSITIONS
     assert set(manifest["files"]) == {path.name for path in compiled.iterdir()} - {"manifest.json"}
+    assert "chains fused" in (compiled / "report.html").read_text(encoding="utf-8")
     assert len({file.stat().st_mode & 0o666 for file in compiled.iterdir()}) == 1
     assert list(compiled.parent.iterdir()) == [compiled]  # no temporary directory is left
+
+
+@links
+def test_run_does_not_need_the_page(damaged, capsys):
+    (damaged / "report.html").unlink()
+    assert main(["run", str(damaged), "--prompt-ids", "1", "--max-new-tokens", "1", "-q"]) == 0
 
 
 @links
@@ -426,6 +434,18 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     rules = {s["function"]: s["rule"] for s in document["schedules"]}
     assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}
     assert "Triton" in rules.values() and "" not in rules.values()
+
+
+def test_explain_writes_a_page(tmp_path, capsys):
+    config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
+    page = tmp_path / "page.html"
+    page.write_text("what was there is replaced")
+    assert main(["explain", str(config), "--html", str(page), "-q"]) == 0
+    assert "Fused" in capsys.readouterr().out
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    for wrong in (tmp_path / "no" / "page.html", tmp_path):
+        assert main(["explain", str(config), "--html", str(wrong), "-q"]) == 2
+        assert "must be a file in a directory that exists" in error(capsys)
 
 
 def test_explain_tells_which_plans_the_library_measures(tmp_path, capsys):

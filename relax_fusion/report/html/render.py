@@ -1,0 +1,115 @@
+"""From data to the page: templates, pictures, one style and one script, all in the file."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ...validation import json_text
+from . import charts, graph_chart, numbers
+from .data import page_data
+from .functions import LIMITS
+from .roofline import roofline
+
+if TYPE_CHECKING:
+    from ..report import Report
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def to_html(report: Report, seconds: float | None = None) -> str:
+    """Return the page of a report, as `Report.to_html` says."""
+    return render(page_data(report, seconds))
+
+
+def render(data: dict[str, Any]) -> str:
+    """Return the page for data as `page_data` returns them."""
+    template = _environment().get_template("page.html")
+    return template.render(
+        data=data,
+        chain_of={chain["id"]: chain for chain in data["chains"]},
+        plots={chain["id"]: _plots(chain) for chain in data["chains"]},
+        roofline=roofline(data["device"], data["chains"]),
+        choices=_choices(data),
+        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
+    )
+
+
+@cache
+def _environment() -> Environment:
+    """Return the templates' environment: what comes from a model is escaped."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        seconds=numbers.seconds, percent=numbers.percent, scaled=numbers.scaled, count=numbers.count
+    )
+    made.globals.update(
+        slower=numbers.slower,
+        gain=numbers.gain,
+        times=numbers.times,
+        column=graph_chart.column,
+        limit=lambda bound: LIMITS.get(bound, bound),
+    )
+    return made
+
+
+def _plots(chain: dict[str, Any]) -> dict[str, Any]:
+    """Return the pictures of one chain."""
+    found, ranges = chain["candidates"], chain["ranges"]
+    colours = charts.families_of(found["ranges"])
+    most = max((r["rows"] for r in ranges), default=1)
+    return {
+        "colours": colours,
+        "scatter": [charts.scatter(each, found["refused"], colours) for each in found["ranges"]],
+        "times": charts.times_over_rows(ranges, chain["unit"]),
+        "plans": charts.plans_over_rows(chain["steps"], most, chain["unit"]),
+    }
+
+
+def _choices(data: dict[str, Any]) -> Markup:
+    """Return what the script needs to answer what was chosen at some rows, as JSON in a page."""
+    found = []
+    for chain in data["chains"]:
+        found.append(
+            {
+                "id": chain["id"],
+                "title": chain["title"],
+                "unit": chain["unit"],
+                "in": ", ".join(call["function"] for call in chain["calls"]),
+                "fixed": chain["ranges"][0]["size"] if chain["is_static"] else "",
+                "steps": [[s["upper"], s["span"], s["plan"], s["how"]] for s in chain["steps"]],
+                "ranges": [_choice(chain, r) for r in chain["ranges"]],
+            }
+        )
+    return Markup(json.dumps(json.loads(json_text(found))).replace("<", "\\u003c"))
+
+
+def _choice(chain: dict[str, Any], r: dict[str, Any]) -> dict[str, Any]:
+    """Return the prices in one range of rows, and the fastest plans that were rejected."""
+    compared = (c for c in chain["candidates"]["ranges"] if c["upper"] == r["upper"])
+    rejected: list[dict[str, Any]] = next(compared, {"rejected": []})["rejected"]
+    time = r["fused_s"]
+    return {
+        "upper": r["upper"],
+        "size": r["size"],
+        "plan": r["plan"],
+        "how": r["how"],
+        "time": numbers.seconds(r["fused_s"]),
+        "floor": numbers.percent(r["share"]),
+        "bound": LIMITS.get(r["bound"], r["bound"]),
+        "rejected": [
+            [o["plan"], o["how"], numbers.seconds(o["seconds"]), numbers.slower(o["seconds"], time)]
+            for o in rejected[:3]
+        ],
+    }

@@ -1,0 +1,133 @@
+"""What a page shows beside decisions: the graphs, the device, the texts of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..hardware import DeviceSpec
+
+Language = Literal["TVMScript", "Triton", "CUDA C++"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One binding of a Relax function: an operator, or the launch of a kernel.
+
+    Parameters
+    ----------
+    name, op : str
+        The variable, and what makes it: an operator without ``relax.``, or a kernel's name.
+    reads : tuple of str
+        Variables of the same function, in the order of the arguments.
+    weights : tuple of str
+        Parameters of the function, and constants, among what it reads.
+    shape, dtype : str
+        Of the result; of a tuple those of its first field.
+    read_bytes, written_bytes : int
+        Of all operands and results, each counted once, at `FunctionGraph.symbols`.
+    flops : float
+        Of a matmul; 0 for the rest.
+    is_kernel : bool
+        Whether it calls a kernel.
+    """
+
+    name: str
+    op: str
+    reads: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    shape: str = ""
+    dtype: str = ""
+    read_bytes: int = 0
+    written_bytes: int = 0
+    flops: float = 0.0
+    is_kernel: bool = False
+
+    @property
+    def moved(self) -> int:
+        """Bytes that it reads and writes."""
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True)
+class FunctionGraph:
+    """The bindings of one Relax function, in order.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    nodes : tuple of Node
+        What it computes.
+    symbols : tuple of (str, int)
+        The values of symbolic sizes for which bytes were counted.
+    """
+
+    function: str
+    nodes: tuple[Node, ...]
+    symbols: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Text:
+    """The source of one kernel.
+
+    Parameters
+    ----------
+    title : str
+        What the kernel is called.
+    language : {"TVMScript", "Triton", "CUDA C++"}
+        What it is written in.
+    text : str
+        The source.
+    """
+
+    title: str
+    language: Language
+    text: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the texts of a PrimFunc's kernels come from; nothing is written before it is asked for.
+
+    Parameters
+    ----------
+    function : str
+        The PrimFunc.
+    load : callable
+        Returns its texts.
+    """
+
+    function: str
+    load: Callable[[], Sequence[Text]] = field(compare=False, repr=False)
+
+
+@dataclass
+class Material:
+    """What the pipeline adds to a report so that a page can be made of it.
+
+    Parameters
+    ----------
+    model : str
+        What was compiled, for the title; empty if nobody said.
+    spec : DeviceSpec, optional
+        The device whose numbers priced the kernels.
+    backend : {"tir", "triton", "mixed"}
+        Who was to emit fused kernels.
+    before, after : list of FunctionGraph
+        Each Relax function as the fusing passes met it, and with the kernels that it launches.
+    sources : list of Source
+        Texts of kernels.
+    seconds : float
+        How long the phases took; a page takes a tenth of it.
+    """
+
+    model: str = ""
+    spec: DeviceSpec | None = None
+    backend: str = "tir"
+    before: list[FunctionGraph] = field(default_factory=list)
+    after: list[FunctionGraph] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    seconds: float = 0.0

@@ -1,0 +1,227 @@
+"""RecordGraph and RecordSources: what a function computes, and its kernels' text, for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.sym import Analyzer
+
+from ..matching.expressions import substitute
+from ..matching.pattern import is_call
+from ..report.material import FunctionGraph, Node, Source, Text
+from .modules import functions_of
+from .record_launches import KERNELS, OUTSIDE, SYMBOLIC_SIZE, sizes_of_symbols, width_of
+
+PARTIAL = ("take", "strided_slice", "slice", "dynamic_strided_slice", "gather_nd")
+"""Operators that read of their operands only as much as they write."""
+
+Sizes = Mapping[tirx.Var, int]
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordGraph")
+@dataclass(frozen=True)
+class RecordGraph:
+    """Record the bindings of every Relax function; the module stays as it is.
+
+    Parameters
+    ----------
+    graphs : list of FunctionGraph
+        Gets one for each function.
+    bounds : mapping of str to int
+        Largest values of symbolic variables.
+    """
+
+    graphs: list[FunctionGraph]
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every function of `mod`, and return it."""
+        for gvar, func in functions_of(mod, relax.Function).items():
+            if (func.attrs or {}).get("Primitive"):
+                continue
+            sizes = sizes_of_symbols(func, self.bounds)
+            symbols = tuple((var.name, value) for var, value in sizes.items())
+            nodes = tuple(_nodes(func, sizes))
+            self.graphs.append(FunctionGraph(gvar.name_hint, nodes, symbols))
+        return mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordSources")
+@dataclass(frozen=True)
+class RecordSources:
+    """Record where the TVMScript of scheduled PrimFuncs comes from; the module stays as it is.
+
+    Parameters
+    ----------
+    sources : list of Source
+        Gets one for each scheduled PrimFunc; its text is written when it is asked for.
+    """
+
+    sources: list[Source]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every PrimFunc of `mod`, and return it."""
+        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+            if bool((func.attrs or {}).get("tirx.is_scheduled", 0)):
+                name = gvar.name_hint
+                self.sources.append(Source(name, partial(_script, name, func)))
+        return mod
+
+
+def _script(name: str, func: tirx.PrimFunc) -> list[Text]:
+    return [Text(name, "TVMScript", func.script(show_meta=False))]
+
+
+def _nodes(func: relax.Function, sizes: Sizes) -> Iterator[Node]:
+    """Yield a record for each binding that computes; names of others stand for what they are."""
+    names: dict[relax.Var, tuple[str, ...]] = {}
+    given = {param: param.name for param in func.params}
+    used: set[str] = set()
+    for binding in _bindings(func.body):
+        value, var = binding.value, binding.var
+        variables = list(_variables(value))
+        weights = [given[v] for v in variables if v in given]
+        reads = tuple(dict.fromkeys(n for v in variables for n in names.get(v, ())))
+        if not isinstance(value, relax.Call | relax.If):
+            names[var] = reads
+            if weights:
+                item = f"[{value.index}]" if isinstance(value, relax.TupleGetItem) else ""
+                given[var] = weights[0] + item
+            continue
+        own = _unused(var.name, used)
+        yield _node(own, binding, reads, (*weights, *_constants(value)), sizes)
+        names[var] = (own,)
+
+
+def _unused(name: str, used: set[str]) -> str:
+    """Return a name that no other binding has: a module may use one for several."""
+    count, own = 1, name
+    while own in used:
+        count += 1
+        own = f"{name}({count})"
+    used.add(own)
+    return own
+
+
+def _node(
+    name: str, binding: relax.Binding, reads: tuple[str, ...], weights: Sequence[str], sizes: Sizes
+) -> Node:
+    """Return the record of one binding."""
+    var, value = binding.var, binding.value
+    is_kernel = is_call(value, *KERNELS, *OUTSIDE)
+    operands = [e for e in _operands(value) if not isinstance(e, relax.ShapeExpr)]
+    ty = var.ty.fields[0] if isinstance(var.ty, ir.TupleType) and len(var.ty.fields) else var.ty
+    tensor = isinstance(ty, relax.TensorType)
+    return Node(
+        name,
+        _what(value),
+        reads,
+        tuple(dict.fromkeys(weights)),
+        _shape(ty) if tensor else "",
+        str(ty.dtype) if tensor else "",
+        *_moved(value, [_bytes(e.ty, sizes) for e in operands], _bytes(var.ty, sizes)),
+        _flops(value, sizes),
+        is_kernel,
+    )
+
+
+def _moved(value: relax.Expr, operands: Sequence[int], result: int) -> tuple[int, int]:
+    """Return the bytes that are read and written; of lookups and updates in place the part."""
+    if is_call(value, "relax.call_tir_inplace"):
+        changed = sum(size for size in operands if size < max(operands))
+        return changed, changed
+    what = _what(value).removeprefix("nn.").rstrip("0123456789_")
+    if what in PARTIAL:
+        return min(sum(operands), result), result
+    return sum(operands), result
+
+
+def _bindings(body: relax.Expr) -> Iterator[relax.Binding]:
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        yield from block.bindings
+
+
+def _operands(value: relax.Expr) -> Iterator[relax.Expr]:
+    """Yield the tensors among the arguments of a call."""
+    if not isinstance(value, relax.Call):
+        return
+    for arg in value.args:
+        yield from arg.fields if isinstance(arg, relax.Tuple) else (arg,)
+
+
+def _variables(value: relax.Expr) -> Iterator[relax.Var]:
+    """Yield the variables that a binding reads, in order."""
+    if isinstance(value, relax.Var):
+        yield value
+    elif isinstance(value, relax.TupleGetItem):
+        yield from _variables(value.tuple_value)
+    elif isinstance(value, relax.Tuple):
+        for item in value.fields:
+            yield from _variables(item)
+    elif isinstance(value, relax.If):
+        yield from _variables(value.cond)
+    elif isinstance(value, relax.Call):
+        for arg in value.args:
+            yield from _variables(arg)
+
+
+def _constants(value: relax.Expr) -> Iterator[str]:
+    for operand in _operands(value):
+        tensor = isinstance(operand, ir.Constant) and isinstance(operand.ty, relax.TensorType)
+        if tensor and _shape(operand.ty):
+            yield "constant"
+
+
+def _what(value: relax.Expr) -> str:
+    """Return the operator of a call, or the kernel that it launches."""
+    if isinstance(value, relax.If):
+        return "if"
+    if is_call(value, *KERNELS):
+        return value.args[0].name_hint
+    if is_call(value, *OUTSIDE) and isinstance(value.args[0], relax.ExternFunc):
+        return str(value.args[0].global_symbol)
+    op = value.op
+    if isinstance(op, ir.Op):
+        return op.name.removeprefix("relax.")
+    return str(getattr(op, "name_hint", None) or getattr(op, "global_symbol", None) or "call")
+
+
+def _shape(ty: relax.TensorType) -> str:
+    shape = ty.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        return "?"
+    return ", ".join(str(int(d) if isinstance(d, tirx.IntImm) else d) for d in shape.values)
+
+
+def _bytes(ty: ir.Type, sizes: Sizes) -> int:
+    if isinstance(ty, ir.TupleType):
+        return sum(_bytes(each, sizes) for each in ty.fields)
+    if not isinstance(ty, relax.TensorType) or ty.dtype is None:
+        return 0
+    return prod(_dims(ty, sizes)) * width_of(str(ty.dtype))
+
+
+def _dims(ty: relax.TensorType, sizes: Sizes) -> list[int]:
+    numbers = {var: tirx.const(n, "int64") for var, n in sizes.items()}
+    found = []
+    for dim in ty.shape.values if isinstance(ty.shape, relax.ShapeExpr) else ():
+        value = dim
+        if not isinstance(dim, tirx.IntImm):
+            value = Analyzer().simplify(substitute(dim, numbers))
+        found.append(int(value) if isinstance(value, tirx.IntImm) else SYMBOLIC_SIZE)
+    return found
+
+
+def _flops(value: relax.Expr, sizes: Sizes) -> float:
+    """Return the floating-point operations of a matmul: two a product."""
+    if not is_call(value, "relax.matmul") or not isinstance(value.ty, relax.TensorType):
+        return 0.0
+    first = value.args[0].ty
+    if not isinstance(first, relax.TensorType) or not (left := _dims(first, sizes)):
+        return 0.0
+    return 2.0 * prod(_dims(value.ty, sizes)) * left[-1]

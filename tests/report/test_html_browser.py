@@ -1,0 +1,158 @@
+"""The page of a report in a browser: no errors, no requests; search, folds, keys, narrow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .page_support import report_for
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+DRIVER = shutil.which("chromedriver")
+if BROWSER is None or DRIVER is None:
+    pytest.skip(
+        "needs Chromium and its driver (on Debian: apt install chromium chromium-driver)",
+        allow_module_level=True,
+    )
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: the extra `test`")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report_for("h200").to_html(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield made
+    made.quit()
+
+
+@pytest.fixture
+def shown(driver: Any, page: Path) -> Any:
+    driver.get_log("performance")
+    resize(driver, 1400)
+    driver.get(page.as_uri())
+    return driver
+
+
+def resize(driver: Any, width: int) -> None:
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def type_in(driver: Any, name: str, text: str) -> None:
+    driver.execute_script(
+        "const field = document.getElementById(arguments[0]); field.value = arguments[1];"
+        "field.dispatchEvent(new Event('input'))",
+        *(name, text),
+    )
+
+
+def press(driver: Any, keys: str) -> None:
+    driver.switch_to.active_element.send_keys(keys)
+
+
+def test_no_errors_and_no_requests(shown: Any, page: Path) -> None:
+    assert shown.get_log("browser") == []
+    events = (json.loads(entry["message"])["message"] for entry in shown.get_log("performance"))
+    asked = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
+    assert "<script>" in shown.title  # the model's name is text
+
+
+def test_search_leaves_what_has_the_words(shown: Any) -> None:
+    visible = "return [...document.querySelectorAll('.item')].filter(i => i.offsetParent).length"
+    every = shown.execute_script(visible)
+    type_in(shown, "search", "softmax axis")
+    some = shown.execute_script(visible)
+    assert 0 < some < every
+    assert shown.find_element("id", "found").text.startswith(f"{some} of ")
+    type_in(shown, "search", "no such word")
+    assert shown.execute_script(visible) == 0
+    type_in(shown, "search", "")
+    assert shown.execute_script(visible) == every
+
+
+def test_folds_open_and_close_and_links_open_them(shown: Any) -> None:
+    count = "return document.querySelectorAll('main details[open]').length"
+    shown.find_element("id", "open-all").click()
+    every = shown.execute_script(count)
+    assert every == shown.execute_script("return document.querySelectorAll('main details').length")
+    shown.find_element("id", "close-all").click()
+    assert shown.execute_script(count) == 0
+    shown.execute_script("location.hash = '#k1'")
+    shown.execute_async_script("setTimeout(arguments[0], 100)")
+    assert shown.execute_script("return document.getElementById('k1').open")
+
+
+def test_the_keyboard(shown: Any) -> None:
+    press(shown, "/")
+    active = "return document.activeElement.id"
+    assert shown.execute_script(active) == "search"
+    press(shown, "k1\ue00c")  # Escape clears and leaves the field
+    assert shown.execute_script(active) == ""
+    press(shown, "e")
+    assert shown.execute_script("return !document.querySelector('main details:not([open])')")
+    press(shown, "c")
+    press(shown, "j")
+    press(shown, "j")
+    at = "return [...document.querySelectorAll('.item')].findIndex(i => i.matches('.at'))"
+    assert shown.execute_script(at) == 1
+    press(shown, "k")
+    assert shown.execute_script(at) == 0
+
+
+def test_what_was_chosen_at_some_rows(shown: Any) -> None:
+    table = "return document.getElementById('chosen-table').textContent"
+    type_in(shown, "rows", "1")
+    at_one = shown.execute_script(table)
+    type_in(shown, "rows", "300")
+    assert at_one != shown.execute_script(table)
+    ranges = "return [...document.querySelectorAll('#k1 .range.here h4')].map(h => h.textContent)"
+    (head,) = shown.execute_script(ranges)
+    lower, upper = (head.split()[i] for i in (1, 3))
+    assert int(lower) <= 300 and (upper == "more," or int(upper.rstrip(",")) >= 300)
+
+
+def test_plans_that_differ_in_warps_alone_are_told_apart(shown: Any) -> None:
+    type_in(shown, "rows", "300")
+    cells = "return [...document.querySelectorAll('#chosen-table tbody tr:first-child td')]"
+    texts = shown.execute_script(f"{cells}.map(cell => cell.textContent)")
+    assert "warps" in texts[1] and texts[-1].count("warps") == 3
+    heads = shown.execute_script(f"{cells}.map(cell => cell.dataset.head)")
+    assert heads[1] == "plan chosen" and heads[-1].startswith("rejected")
+
+
+@pytest.mark.parametrize("width", [420, 900])
+def test_a_narrow_screen_needs_no_scrolling_sideways(shown: Any, width: int) -> None:
+    shown.find_element("id", "open-all").click()
+    resize(shown, width)
+    assert shown.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_dark_and_light_differ(shown: Any) -> None:
+    colours = set()
+    for scheme in ("dark", "light"):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        shown.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        colours.add(shown.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2
