@@ -94,8 +94,8 @@ def _add_compile(commands) -> None:
         "compile a model to a directory that `run` and TVM can load",
         "OUT gets lib.so, manifest.json, report.json and report.html (what was fused and why, for "
         "`diff` and for a browser) and, where SRC has them, params.safetensors and tokenizer.json. "
-        "It appears when everything is written, or not at all. What a killed compilation left beside "
-        "it (.OUT.*.part) is removed by the next one.",
+        "It appears when everything is written, or not at all. What a killed compilation left "
+        "beside it (.OUT.*.part) is removed by the next one.",
     )
     add_model_arguments(parser)
     add_measured(parser)
