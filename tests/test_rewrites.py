@@ -104,7 +104,8 @@ PASSES: dict[str, tvm.transform.Pass] = {
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
 OTHERS += ("EmbedTritonKernels", "RecordLaunches", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
-OTHERS += ("CompileAhead",)
+OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
+OTHERS += ("RecordTritonSources",)
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
 of CUDA sources and of MLC-LLM's models, whose rewrites have tests of their own."""
 

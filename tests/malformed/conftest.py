@@ -52,4 +52,4 @@ def library(compiled: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(run.tvm.runtime, "load_module", lambda _: None)
     made = {"_metadata": lambda: json.dumps(told.to_metadata())}
     monkeypatch.setattr(manifest.relax, "VirtualMachine", lambda *_: made)
-    monkeypatch.setattr(run, "Generator", lambda *_: reached())
+    monkeypatch.setattr(run, "Generator", lambda *_, **__: reached())

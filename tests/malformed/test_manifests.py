@@ -35,7 +35,7 @@ FORGED: list[dict[str, Any]] = [
     *({"weights": v} for v in ("zzz", "random", "none", None, 3, ["file"])),
     *({"parameters": v} for v in ([1], None, "x", [], [{}])),
     *({"source": v} for v in (3, None, "other")),
-    *({"format": v} for v in (True, "4", 3, 5, None, 2.5, HUGE)),
+    *({"format": v} for v in (True, "4", 3, manifest.FORMAT + 1, None, 2.5, HUGE)),
     *({"signature": v} for v in ("x", [], {}, {"inputs": [], "outputs": []}, {"inputs": 3})),
     {"signature": {"inputs": [], "outputs": [], "sizes": {}}},
     {"surprise": 1},

@@ -53,5 +53,5 @@ def failed(arguments: list[str], capsys) -> str:
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("relax-fusion: error: ")]
     assert len(errors) == 1 and lines[-1:] == errors
-    assert "--traceback shows where" not in errors[0] and len(errors[0]) < 700
+    assert "--traceback shows where" not in errors[0] and len(errors[0]) < 700, errors[0]
     return errors[0]

@@ -65,7 +65,8 @@ def test_arguments_of_packed_weights() -> None:
     assert found["scales0"] == "w0_scale" and found["vector0_0"] == "bias0_0"
     (both,) = steps(packed(gated()), plan(16, 64))
     found = arguments(both)
-    assert found["up_weight0"] == f"64 lines of w0 from {136 * 24} as [136, 24]"
+    assert found["weight0"] == "32 lines of w0 as [136, 24]"  # of both in turn, in one tile
+    assert found["up_weight0"] == f"32 lines of w0 from {136 * 24} as [136, 24]"
     assert found["up_scales0"] == f"w0_scale from {136 * 6}"
     (apart,) = steps(packed(gated(merged=False)), plan(16, 64))
     assert arguments(apart)["up_scales0"] == "w1_scale"
