@@ -17,14 +17,12 @@ from ..report.decision import Decision
 from ..report.item import Item
 from ..report.sizes import Extent
 from ..transforms.modules import functions_of
+from ..transforms.record_launches import KERNELS, OUTSIDE
 from ..workload.graph import Graph
 from ..workload.json import to_json
 from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
 from .operators import COUNTED, arrays_of, extent, operator_item
-
-_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
-_OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecordWork")
@@ -132,7 +130,7 @@ class _Collector:
     def _item(self, function: str, var: relax.Var, call: relax.Call) -> Item | None:
         if is_call(call, *COUNTED):
             return replace(operator_item(function, var, call), reason="no pass took it")
-        if is_call(call, *_KERNELS) and isinstance(call.args[0], ir.GlobalVar):
+        if is_call(call, *KERNELS) and isinstance(call.args[0], ir.GlobalVar):
             decision = self.decisions.get(call.args[0].name_hint)
             if decision is not None:
                 return _fused(function, var, call, decision)
@@ -140,7 +138,7 @@ class _Collector:
             if isinstance(func, tirx.PrimFunc):
                 made = function_item(function, var, call, func)
                 return replace(made, reason="a function of TIR") if made is not None else None
-        if is_call(call, *_OUTSIDE) and isinstance(call.args[0], relax.ExternFunc):
+        if is_call(call, *OUTSIDE) and isinstance(call.args[0], relax.ExternFunc):
             return _outside(function, var, call)
         return None
 
