@@ -21,7 +21,10 @@
     if (link && link.getAttribute("href") === location.hash) follow();
   });
   let opened = [];
-  addEventListener("beforeprint", () => { opened = all("main details:not([open])"); folds(true); });
+  addEventListener("beforeprint", () => {  // kernels' texts are printed where they were open
+    opened = all("main > :not(#sources) details:not([open])");
+    opened.forEach((fold) => { fold.open = true; });
+  });
   addEventListener("afterprint", () => { opened.forEach((fold) => { fold.open = false; }); });
 
   // --- Search ------------------------------------------------------------------------------
