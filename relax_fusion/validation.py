@@ -202,13 +202,13 @@ def _made(cls: type, found: dict[str, Any]) -> type[BaseModel]:
     return pydantic.create_model(cls.__name__, __config__=_STRICT, **found)
 
 
-def _default(field: Field) -> Any:
+def _default(field: Field[Any]) -> Any:
     """Say whether a field may be left out; the dataclass itself knows by what it is replaced."""
     return ... if field.default is MISSING and field.default_factory is MISSING else None
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the reader of a type."""
     return TypeAdapter(kind)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from ..canonical import CANONICAL
 from ..hardware import DEVICES
@@ -11,6 +13,7 @@ from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..quantization import QUANTIZATIONS
 from .argument_types import bound, path, positive, target
+from .console import Console
 from .source import ZOO
 
 SRC_HELP = (
@@ -20,9 +23,19 @@ SRC_HELP = (
 )
 
 
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+"""Where commands are added."""
+
+
 def command(
-    commands, name: str, handler, summary: str, details: str = "", *, json_flag: bool = True
-):
+    commands: Commands,
+    name: str,
+    handler: Callable[[argparse.Namespace, Console], int],
+    summary: str,
+    details: str = "",
+    *,
+    json_flag: bool = True,
+) -> argparse.ArgumentParser:
     """Add a command with the options that all of them have."""
     parser = commands.add_parser(
         name,

@@ -12,7 +12,7 @@ from .argument_types import natural, path, positive, token_ids
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
-from .model_arguments import add_measured, add_model_arguments, command
+from .model_arguments import Commands, add_measured, add_model_arguments, command
 from .run import run_command
 from .study_parsers import add_diff, add_workloads
 from .tune import tune_command
@@ -74,7 +74,7 @@ def _versions() -> str:
     return f"relax-fusion {__version__} (TVM {tvm})"
 
 
-def _add_demo(commands) -> None:
+def _add_demo(commands: Commands) -> None:
     parser = command(
         commands,
         "demo",
@@ -86,7 +86,7 @@ def _add_demo(commands) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny models, for a quick check")
 
 
-def _add_compile(commands) -> None:
+def _add_compile(commands: Commands) -> None:
     parser = command(
         commands,
         "compile",
@@ -126,7 +126,7 @@ def _add_compile(commands) -> None:
     )
 
 
-def _add_tune(commands) -> None:
+def _add_tune(commands: Commands) -> None:
     parser = command(
         commands,
         "tune",
@@ -158,7 +158,7 @@ def _add_tune(commands) -> None:
     parser.add_argument("--again", action="store_true", help="measure also what FILE has")
 
 
-def _add_run(commands) -> None:
+def _add_run(commands: Commands) -> None:
     parser = command(
         commands,
         "run",
@@ -205,7 +205,7 @@ def _add_run(commands) -> None:
     )
 
 
-def _add_explain(commands) -> None:
+def _add_explain(commands: Commands) -> None:
     parser = command(
         commands,
         "explain",

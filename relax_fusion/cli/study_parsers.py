@@ -6,11 +6,11 @@ import argparse
 
 from .argument_types import devices, named_range, path, size_range
 from .diff import diff_command
-from .model_arguments import add_model_arguments, command
+from .model_arguments import Commands, add_model_arguments, command
 from .workloads import workloads_command
 
 
-def add_workloads(commands) -> None:
+def add_workloads(commands: Commands) -> None:
     """Add ``workloads``."""
     parser = command(
         commands,
@@ -72,7 +72,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_diff(commands) -> None:
+def add_diff(commands: Commands) -> None:
     """Add ``diff``."""
     parser = command(
         commands,

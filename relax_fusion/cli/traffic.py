@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -105,7 +105,7 @@ def check_record(file: str | None, source: str) -> Traffic | None:
 
 def write_traffic(file: str, source: str, recorder: Recorder, before: Traffic | None) -> Traffic:
     """Add what a run counted to a file, and return all of it."""
-    counted: Mapping[str, list] = recorder.to_record()
+    counted: Mapping[str, list[Any]] = recorder.to_record()
     functions = {
         name: tuple(Met(each["sizes"], each["calls"]) for each in met)
         for name, met in counted.items()

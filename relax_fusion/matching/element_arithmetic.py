@@ -7,6 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from tvm import ir, tirx
 from tvm.sym import Analyzer, ConstIntBound
@@ -28,7 +29,7 @@ from .element_values import (
 from .pattern import PrimExpr
 from .shapes import same_shape
 
-ARITHMETIC: dict[str, tuple[Callable, Callable]] = {
+ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "add": (operator.add, operator.add),
     "subtract": (operator.sub, operator.sub),
     "multiply": (operator.mul, operator.mul),
@@ -43,7 +44,7 @@ ARITHMETIC: dict[str, tuple[Callable, Callable]] = {
 }
 """What an operator makes of two whole numbers, and of two constants."""
 
-LOGIC: dict[str, Callable] = {
+LOGIC: dict[str, Callable[..., Any]] = {
     "logical_and": tirx.And,
     "bitwise_and": tirx.And,
     "logical_or": tirx.Or,

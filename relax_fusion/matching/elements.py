@@ -7,6 +7,7 @@ write that in ever new ways; as an expression of row and column it is always the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tvm import ir, relax, tirx
 
@@ -45,7 +46,7 @@ class Elements(Arithmetic):
     def __init__(self, view: BlockView, extents: Sequence[tuple[tirx.Var, PrimExpr]] = ()):
         super().__init__(extents, view.bounds)
         self.view = view
-        self._known: dict[tuple, tuple[Index, Element]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Index, Element]] = {}
 
     def at(self, expr: relax.Expr, index: Index) -> Element | None:
         """Return the element at `index` of a tensor that broadcasts to as many axes, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16", which safetensors asks it for)
 import numpy as np
@@ -103,7 +104,7 @@ class Checkpoint:
             f"of {self.path}; is this checkpoint of the architecture that config.json names?"
         )
 
-    def _handle(self, file: Path):
+    def _handle(self, file: Path) -> Any:
         # One shard stays mapped at a time; parameters come roughly in the order of the shards.
         if file != self._open_path:
             self._open = _open(file)
@@ -134,7 +135,7 @@ class Checkpoint:
         return files
 
 
-def _open(file: Path):
+def _open(file: Path) -> Any:
     try:
         check_regular(file)
         return safe_open(file, framework="numpy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from tvm.ir import IRModule
 from tvm.relax.frontend import nn
@@ -208,8 +209,8 @@ def _cache_shapes(
     return (shape,) * (2 * config.num_layers)
 
 
-def _decoder_specs(caches: tuple, dtype: str, batch: int | str) -> dict[str, dict]:
-    def one(seq_len: int | str) -> dict:
+def _decoder_specs(caches: tuple[Any, ...], dtype: str, batch: int | str) -> dict[str, Any]:
+    def one(seq_len: int | str) -> dict[str, Any]:
         return {
             "input_ids": spec.Tensor([batch, seq_len], "int32"),
             TOTAL: spec.Int(),
@@ -220,7 +221,7 @@ def _decoder_specs(caches: tuple, dtype: str, batch: int | str) -> dict[str, dic
     return {"prefill": one(LENGTH), "decode": one(1)}
 
 
-def _encoder_specs(batch: int | str) -> dict[str, dict]:
+def _encoder_specs(batch: int | str) -> dict[str, Any]:
     names = ("input_ids", "token_type_ids", "attention_mask")
     inputs = {name: spec.Tensor([batch, LENGTH], "int32") for name in names}
     return {"encode": inputs | {"$": {"param_mode": "packed", "effect_mode": "none"}}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
@@ -91,7 +93,7 @@ class GPT2LMHeadModel(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.to(dtype)
 
-    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
+    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
         seq_len = input_ids.shape[1]
         positions = slice_rows(self.transformer.wpe.weight, 0, total_len - seq_len, total_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from tvm import tirx
@@ -190,7 +191,7 @@ class LlamaForCausalLM(nn.Module):
         for table in (self.model.rope_cos, self.model.rope_sin):
             table.to("float32")
 
-    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
+    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
         x = self.model.embed_tokens(input_ids)
         if self.config.embedding_scale is not None:

@@ -111,7 +111,7 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling) -> np
     return keep * freq + (1.0 - keep) * freq / scaling.factor
 
 
-def rope_table(freq: np.ndarray, length: int, function: Callable = np.cos) -> np.ndarray:
+def rope_table(freq: np.ndarray, length: int, function: Callable[..., Any] = np.cos) -> np.ndarray:
     """Cosines (or sines) of every position.
 
     Returns

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from ctypes import c_float
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -111,7 +112,7 @@ class NarrowVectors:
         return tirx.For(outer, zero, tirx.const(extent.value // width, dtype), unrolled, body)
 
 
-def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable]) -> ir.IRModule:
+def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable[..., Any]]) -> ir.IRModule:
     updated = {}
     for gvar, func in functions_of(mod, tirx.PrimFunc).items():
         body = tvm_ffi.structural_map(func.body, rewrite, order="post")

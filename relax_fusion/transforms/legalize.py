@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import ir, relax, te, tirx, topi
@@ -41,7 +42,7 @@ def attention(
     lane = te.reduce_axis((0, dim), name="lane")
     lowest = tirx.const(float("-inf"), "float32")
 
-    def score(b, h, i, j):
+    def score(b: Any, h: Any, i: Any, j: Any) -> Any:
         product = q[b, i, h, lane].astype("float32") * k[b, j, h, lane].astype("float32")
         return te.sum(product, axis=lane)
 
@@ -50,7 +51,7 @@ def attention(
     if bias is not None:
         scores = topi.add(scores, topi.cast(bias, "float32"))
 
-    def visible(b, h, i, j):
+    def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
         value = scores[b, h, i, j]
         if attrs.causal_mask is None:
             return value
@@ -73,7 +74,7 @@ def attention(
     weights = unless_hidden(topi.nn.softmax(unless_hidden(masked, least), axis=-1), none)
     row = te.reduce_axis((0, context), name="row")
 
-    def mix(b, i, h, d):
+    def mix(b: Any, i: Any, h: Any, d: Any) -> Any:
         return te.sum(weights[b, h, i, row] * v[b, row, h, d].astype("float32"), axis=row)
 
     mixed = te.compute((batch, seq_len, heads, width), mix, name="mixed")
@@ -122,7 +123,7 @@ def _group_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(group_norm, *call.args, call.attrs, primfunc_name_hint="group_norm")
 
 
-LEGALIZE_MAP: Mapping[str, Callable] = {
+LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
     "relax.nn.group_norm": _group_norm,

@@ -29,7 +29,8 @@ from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
 from ..workload import Attention, Chain, DynamicDim, MatmulChain, Workload
-from .attention import Case, attention_cases, empty_cases
+from .attention import attention_cases, empty_cases
+from .attention_call import Case
 from .candidates import Range, both, cases_of
 from .compile import Made, try_kernels
 from .contraction import contraction_steps

@@ -24,7 +24,7 @@ class Grid:
 
     view: BlockView
     sizes: tuple[PrimExpr | int, PrimExpr | int, PrimExpr | int, PrimExpr | int]
-    addends: dict[tuple, Any] = field(default_factory=dict, compare=False)
+    addends: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """What `masks` found behind tensors, to which sums of sums lead many times."""
 
     def aligned(self, expr: relax.Expr, shape: Sequence[PrimExpr]) -> Aligned:

@@ -50,7 +50,9 @@ def findings_of(
     return sorted(found, key=lambda f: -(f["seconds"] or 0))
 
 
-def _finding(rule: str, where: str, detail: str, todo: str, seconds: float | None = None) -> dict:
+def _finding(
+    rule: str, where: str, detail: str, todo: str, seconds: float | None = None
+) -> dict[str, Any]:
     return {
         "rule": rule,
         "title": RULES[rule],

@@ -245,7 +245,7 @@ def attention_flash(
     rings = (q_ring, k_ring, make_ring(v, C.stages, 2))
     bias_ring = ()
     if C.bias_tiles:
-        bias_ring = make_ring(bias.ptr, 2, 1)  # type: ignore[assignment]
+        bias_ring = make_ring(bias.ptr, 2, 1)
     tensors = (bias, mask, slopes_ptr, sinks_ptr, out)
     sizes = (BATCH, Q_LEN, KV_LEN)
     gl.warp_specialize(
