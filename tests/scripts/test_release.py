@@ -1,0 +1,87 @@
+"""What keeps a tree from being released is said, step by step."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import release
+
+FILES = {
+    "pyproject.toml": '[project]\nversion = "1.2.0"\n',
+    "relax_fusion/__init__.py": '__version__ = "1.2.0"\n',
+    "CITATION.cff": "version: 1.2.0\n",
+    "CHANGELOG.md": "# Changelog\n\n## 1.2.0 (2026-12-01)\n",
+}
+
+
+def tree(root: Path, changes: dict[str, str]) -> Path:
+    for name, text in {**FILES, **changes}.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_one_version(tmp_path: Path) -> None:
+    assert release.check_version(tree(tmp_path, {})) == "1.2.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("relax_fusion/__init__.py", '__version__ = "1.2.0.dev"\n'),
+        ("CITATION.cff", "version: 1.1.0\n"),
+        ("CHANGELOG.md", "## 1.2.0 (unreleased)\n"),
+        ("CHANGELOG.md", "## 1x2.0 (2026-12-01)\n"),
+    ],
+)
+def test_versions_that_differ(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(release.Failed, match=f"{name} has no line .* for version 1.2.0"):
+        release.check_version(tree(tmp_path, {name: text}))
+
+
+def test_this_tree_lacks_a_date_at_most() -> None:
+    try:
+        release.check_version()
+    except release.Failed as err:
+        assert str(err).startswith("CHANGELOG.md has no line")
+
+
+def test_contents_of_packages(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a/b.css", "x")
+    with tarfile.open(tmp_path / "a-1.tar.gz", "w:gz") as sdist:
+        entry = tarfile.TarInfo("a-1/a/b.css")
+        entry.size = 1
+        sdist.addfile(entry, io.BytesIO(b"x"))
+    assert release.contents(tmp_path / "a-1-py3-none-any.whl") == {"a/b.css"}
+    assert release.contents(tmp_path / "a-1.tar.gz") == {"a-1/a/b.css"}
+
+
+def test_packages_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(release.Failed, match=r"must hold one wheel and one sdist of 1\.2\.0"):
+        release.packages(tmp_path, "1.2.0")
+
+
+def test_steps_are_told_one_by_one(monkeypatch, capsys) -> None:
+    def wrong() -> str:
+        raise release.Failed("something is wrong")
+
+    monkeypatch.setattr(release, "STEPS", {"one": wrong, "two": lambda: "fine"})
+    assert release.main([]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "one      failed  something is wrong",
+        "two      ok      fine",
+    ]
+    assert release.main(["--only", "two"]) == 0
+
+
+def test_steps_that_there_are_not(capsys) -> None:
+    with pytest.raises(SystemExit):
+        release.main(["--only", "version,publish"])
+    assert "'publish'; the steps are version, tree, code, docs, build, wheel" in (
+        capsys.readouterr().err
+    )
