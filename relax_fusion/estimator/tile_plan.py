@@ -28,6 +28,9 @@ P = TypeVar("P", bound="TilePlan")
 class TilePlan:
     """Tile sizes and launch numbers of one kernel.
 
+    A family whose kernels have other numbers as well declares a frozen dataclass that derives from
+    this one, with a default for each of its fields, and names it as `KernelFamily.plan`.
+
     Parameters
     ----------
     block_m, block_n, block_k : int
@@ -48,9 +51,6 @@ class TilePlan:
         Who emits the kernel.
     family : str
         Which of the kernels of the back end; "" is TIR's usual one for each workload.
-
-    A family whose kernels have other numbers as well declares a frozen dataclass that derives from
-    this one, with a default for each of its fields, and names it as `KernelFamily.plan`.
     """
 
     block_m: Count
