@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -30,6 +30,10 @@ from .validation import Natural, check, plain, shown
 
 Backend = Literal["auto", "mixed", "tir", "triton"]
 BACKENDS = get_args(Backend)
+
+_TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
+_TOLD |= {"database", "autotune", "disable", "cubins", "always_fuse", "allow_tf32", "validate"}
+"""Fields that a dump tells of."""
 
 
 def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
@@ -89,8 +93,8 @@ class PipelineOptions:
     ext_mods : sequence of ExternModule
         Linked into the library.
     debug_dump : Path, optional
-        Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``, and for
-        ``report.html``.
+        Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``, for
+        ``passes.json`` (what each pass changed), and for ``report.html``.
     backend : {"auto", "mixed", "tir", "triton"}
         Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
         kernel, and TIR elsewhere.  "mixed": both there, for each size who is predicted to be
@@ -216,6 +220,27 @@ class PipelineOptions:
     def uses_triton(self) -> bool:
         """Whether fused kernels are Triton's, where it has one."""
         return self.backend != "tir" and has_triton(self.target)
+
+
+def choices(options: PipelineOptions) -> dict[str, str]:
+    """Return what is not as by default, by field, as text for people."""
+    told = {"target": str(options.target)}
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name in _TOLD and value != _default(each):
+            told[each.name] = _text(value)
+    return told
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+def _text(value: Any) -> str:
+    """Return the value of a simple field as text."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {item}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _can_be_named(path: Path) -> bool:

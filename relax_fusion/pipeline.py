@@ -38,7 +38,7 @@ from .inventory import RecordKernels, RecordWork
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered
-from .options import PipelineOptions, make_options
+from .options import PipelineOptions, choices, make_options
 from .passes import PATTERNS
 from .transforms.annotate import (
     AttachAdditionalPrimFuncs,
@@ -49,7 +49,7 @@ from .transforms.annotate import (
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
 from .transforms.cycles import no_cycles_collected
-from .transforms.debug_dump import dump, paged
+from .transforms.debug_dump import paged, phase_runner
 from .transforms.device_targets import BindDeviceTargets
 from .transforms.ffi_errors import as_themselves
 from .transforms.fixed_arguments import MarkFixedArguments
@@ -337,13 +337,12 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         page = paged(options.report, options.target, options.fuse.backend, options.debug_dump)
         with page, options.target, no_cycles_collected(), remembered(), source_compiler():
+            run_phase = phase_runner(options.debug_dump, mod, choices(options))
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():
                         options.progress(doing)
-                mod = tvm.transform.Sequential(phase(options))(mod)
-                if options.debug_dump is not None:
-                    dump(mod, options.debug_dump / file)
+                mod = run_phase(file, doing, phase(options), mod)
         return mod
 
     return run

@@ -122,7 +122,8 @@ def _add_compile(commands: Commands) -> None:
         "--debug-dump",
         type=path,
         metavar="DIR",
-        help="write the module after each phase as TVMScript, and report.html",
+        help="write the module after each phase as TVMScript, what its passes changed, and "
+        "report.html",
     )
 
 

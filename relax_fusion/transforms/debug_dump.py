@@ -1,34 +1,98 @@
-"""The module behind each phase, written for people to read."""
+"""The module behind each phase, and what its passes changed, written for people to read."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import tvm
 from tvm import ir
+from tvm.ir.transform import Pass
 from tvm.target import Target
 
 from ..errors import PipelineError
 from ..hardware.target import device_of
 from ..report import Report
+from ..report.passes import PASSES, DumpRecord, PassRecord, PhaseRecord, passes_text
+from .record_passes import PassRecorder, name_of
 
 PAGE = "report.html"
 """What the page of a report is called, beside dumps and libraries."""
 
 
-def dump(mod: ir.IRModule, path: Path) -> None:
-    """Write a module as TVMScript, constants left out, making the directory if needed.
+PhaseRunner = Callable[[str, str, Sequence[Pass], ir.IRModule], ir.IRModule]
 
-    Raises
-    ------
-    PipelineError
-        If the file cannot be written.
+
+def phase_runner(
+    directory: Path | None, mod: ir.IRModule, options: Mapping[str, str]
+) -> PhaseRunner:
+    """Return what runs the passes of a phase, as `DebugDump.run` where there is a directory."""
+    if directory is not None:
+        return DebugDump(directory, mod, options).run
+    return lambda _file, _title, passes, given: tvm.transform.Sequential(passes)(given)
+
+
+class DebugDump:
+    """The directory of a dump: a module for each phase, and what each pass changed.
+
+    Parameters
+    ----------
+    directory : Path
+        Made if needed; files of an earlier dump are replaced.
+    mod : tvm.IRModule
+        What the first phase is given.
+    options : mapping of str to str
+        What the pipeline was told, as text.
     """
+
+    def __init__(self, directory: Path, mod: ir.IRModule, options: Mapping[str, str]):
+        self._directory = directory
+        self._recorder = PassRecorder(mod)
+        self._options = options
+        self._phases: list[PhaseRecord] = []
+
+    def run(self, file: str, title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
+        """Run the passes of a phase, and write the module behind them as TVMScript.
+
+        Parameters
+        ----------
+        file : str
+            The name of the file.
+        title : str
+            What the phase is doing.
+        passes : sequence of Pass
+            They run in turn.
+        mod : tvm.IRModule
+            What the first of them is given.
+
+        Raises
+        ------
+        PipelineError
+            If a file cannot be written.
+        """
+        records: list[PassRecord] = []
+        try:
+            mod = self._recorder.run(passes, mod, records)
+        finally:
+            seconds = sum(record.seconds for record in records)
+            self._phases.append(PhaseRecord(file, title, seconds, tuple(records)))
+            failed = name_of(passes[len(records)]) if len(records) < len(passes) else ""
+            self._write(failed)
+        _write(self._directory / file, mod.script(show_meta=False) + "\n")
+        return mod
+
+    def _write(self, failed: str) -> None:
+        record = DumpRecord(tuple(self._phases), self._options, failed)
+        _write(self._directory / PASSES, passes_text(record))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, and its directory if there is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(mod.script(show_meta=False) + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as err:
         raise PipelineError(f"debug_dump: {path} cannot be written ({err.strerror})") from err
 

@@ -1,0 +1,160 @@
+"""What each pass of a compilation changed, as ``passes.json`` in the directory of a dump."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import PipelineError
+from ..validation import json_text, read_file, read_json, shown
+from .text_changes import Hunk, Kind
+
+PASSES = "passes.json"
+FORMAT = 1
+"""What this version writes, and the newest that it reads."""
+
+
+@dataclass(frozen=True)
+class FunctionChange:
+    """What a pass did to one function.
+
+    Parameters
+    ----------
+    function : str
+        Its name in the module.
+    kind : {"graph", "kernel", "other"}
+        A Relax function, a PrimFunc, or neither.
+    what : {"added", "changed", "removed"}
+        What was done.
+    before, after : int
+        Lines of its text; 0 where there is none.
+    hunks : tuple of Hunk
+        Where the text changed; of an added function the text itself, of a removed one nothing.
+    left_out : str
+        What is missing in `hunks`, as a sentence.
+    """
+
+    function: str
+    kind: Kind
+    what: Literal["added", "changed", "removed"]
+    before: int
+    after: int
+    hunks: tuple[Hunk, ...] = ()
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass, and the module behind it.
+
+    Parameters
+    ----------
+    name : str
+        As TVM knows the pass.
+    seconds : float
+        How long it ran.
+    graphs, kernels : int
+        Relax functions and PrimFuncs of the module behind it.
+    lines, bindings : int
+        Of their texts, and of the Relax functions.
+    changes : tuple of FunctionChange
+        Functions that it added, changed and removed: graphs first, then by name.
+    """
+
+    name: str
+    seconds: float
+    graphs: int
+    kernels: int
+    lines: int
+    bindings: int
+    changes: tuple[FunctionChange, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhaseRecord:
+    """One phase.
+
+    Parameters
+    ----------
+    file : str
+        Where the module behind it is.
+    title : str
+        What the phase is doing.
+    seconds : float
+        How long its passes ran.
+    passes : tuple of PassRecord
+        In their order; the last may be one that failed, with no change.
+    """
+
+    file: str
+    title: str
+    seconds: float
+    passes: tuple[PassRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class DumpRecord:
+    """What ``passes.json`` holds.
+
+    Parameters
+    ----------
+    phases : tuple of PhaseRecord
+        In their order.
+    options : mapping of str to str
+        What the pipeline was told, as text.
+    failed : str
+        The pass that raised an error; empty if none did.
+    format : int
+        Of the file.
+    """
+
+    phases: tuple[PhaseRecord, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+    failed: str = ""
+    format: int = FORMAT
+
+
+def passes_text(record: DumpRecord) -> str:
+    """Return what ``passes.json`` holds."""
+    return json_text(asdict(record)) + "\n"
+
+
+def read_passes(directory: Path) -> DumpRecord:
+    """Read ``passes.json`` of a directory.
+
+    Raises
+    ------
+    PipelineError
+        If there is no such file, or it is damaged, or a newer version wrote it.
+    """
+    path = directory / PASSES
+    if not directory.is_dir():
+        raise PipelineError(f"{directory} is no directory")
+    if not path.exists():
+        raise PipelineError(f"{directory} holds no {PASSES}: it is written by --debug-dump")
+    try:
+        text = read_file(path)
+    except OSError as err:
+        raise PipelineError(f"{path} cannot be read: {err.strerror}") from err
+    _check_format(text, path)
+    record: DumpRecord = read_json(DumpRecord, text, PipelineError, f"{path} is damaged")
+    return record
+
+
+def _check_format(text: bytes, path: Path) -> None:
+    """Refuse what is no record, or is of a format that is not known."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise PipelineError(f"{path} is damaged: it is no JSON") from err
+    number = found.get("format") if isinstance(found, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise PipelineError(f"{path} is damaged: it names no format")
+    if not 1 <= number <= FORMAT:
+        raise PipelineError(
+            f"{path} has the format {shown(number)}; this version reads up to {FORMAT}: "
+            "use the version that wrote it"
+        )

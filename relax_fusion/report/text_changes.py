@@ -1,0 +1,143 @@
+"""What differs between two texts of a function; equal differences are told once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["graph", "kernel", "other"]
+"""What a function is: of Relax, a PrimFunc, or neither."""
+
+CONTEXT = 2
+"""Unchanged lines before and after a change."""
+
+MOST_COMPARED = 20_000
+"""Lines of a text that is compared."""
+
+MOST_TOLD: dict[Kind, int] = {"graph": 600, "kernel": 200, "other": 200}
+"""Lines of one function's changes, by its kind; equal changes count once."""
+
+LONGEST_LINE = 400
+"""Characters of a line that are kept: attributes hold whole kernels, and tuples a whole cache."""
+
+_END = 60
+"""Of these, the last."""
+
+_DEFINED = re.compile(r"(?:^\s*|\b)([A-Za-z_]\w*): (?:R|T)\.|^\s*([A-Za-z_]\w*) = ")
+_NAME = re.compile(r"(?<![.\"\w])[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One place where a text changed, or several that changed in the same way.
+
+    Parameters
+    ----------
+    before, after : int
+        The line, from 1 on, at which the first of the places begins in each of the texts.
+    lines : tuple of str
+        The lines of that place; the first character of each is ``-``, ``+`` or a space.
+    times : int
+        How many places: the same lines, but for the names of their variables.
+    """
+
+    before: int
+    after: int
+    lines: tuple[str, ...]
+    times: int = 1
+
+
+def changes(
+    before: Sequence[str], after: Sequence[str], kind: Kind = "graph"
+) -> tuple[tuple[Hunk, ...], str]:
+    """Compare two texts of a function.
+
+    Parameters
+    ----------
+    before, after : sequence of str
+        Lines.
+    kind : {"graph", "kernel", "other"}
+        What the function is.
+
+    Returns
+    -------
+    tuple of Hunk
+        Where they differ.
+    str
+        What was left out, as a sentence; empty if nothing was.
+    """
+    longest = max(len(before), len(after))
+    if longest > MOST_COMPARED:
+        return (), f"{longest:,} lines are not compared; at most {MOST_COMPARED:,} are."
+    folded = _folded(_hunks(before, after), _defined([*before, *after]))
+    return _limited(folded, MOST_TOLD[kind])
+
+
+def added(lines: Sequence[str], kind: Kind = "graph") -> tuple[tuple[Hunk, ...], str]:
+    """Return the text of a new function as `changes` does."""
+    return _limited([Hunk(0, 1, tuple(f"+{line}" for line in lines))], MOST_TOLD[kind])
+
+
+def shortened(line: str) -> str:
+    """Return a line without its middle, if it is long."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    start = LONGEST_LINE - _END
+    return f"{line[:start]} … {len(line) - LONGEST_LINE:,} characters … {line[-_END:]}"
+
+
+def _hunks(before: Sequence[str], after: Sequence[str]) -> Iterable[Hunk]:
+    matcher = difflib.SequenceMatcher(None, before, after)
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        lines: list[str] = []
+        for what, i1, i2, j1, j2 in group:
+            if what == "equal":
+                lines += [f" {line}" for line in before[i1:i2]]
+                continue
+            lines += [f"-{line}" for line in before[i1:i2]]
+            lines += [f"+{line}" for line in after[j1:j2]]
+        yield Hunk(group[0][1] + 1, group[0][3] + 1, tuple(lines))
+
+
+def _defined(lines: Iterable[str]) -> set[str]:
+    """Return the names of parameters and variables of a text."""
+    return {a or b for line in lines for a, b in _DEFINED.findall(line)}
+
+
+def _folded(hunks: Iterable[Hunk], variables: set[str]) -> list[Hunk]:
+    """Count hunks that are the same but for the names of variables; of these, keep the first."""
+    found: dict[tuple[str, ...], Hunk] = {}
+    for hunk in hunks:
+        shape = _shape(hunk.lines, variables)
+        first = found.get(shape)
+        found[shape] = hunk if first is None else replace(first, times=first.times + 1)
+    return list(found.values())
+
+
+def _shape(lines: Sequence[str], variables: set[str]) -> tuple[str, ...]:
+    """Return lines with numbers for variables, in the order in which they are met."""
+    numbers: dict[str, str] = {}
+
+    def number(found: re.Match[str]) -> str:
+        name = found[0]
+        return numbers.setdefault(name, f"%{len(numbers)}") if name in variables else name
+
+    return tuple(_NAME.sub(number, line) for line in lines)
+
+
+def _limited(hunks: Sequence[Hunk], most: int) -> tuple[tuple[Hunk, ...], str]:
+    """Keep hunks up to a number of lines; the last of them may be cut."""
+    told: list[Hunk] = []
+    room = most
+    for hunk in hunks:
+        if room <= 0:
+            break
+        lines = tuple(shortened(line) for line in hunk.lines[:room])
+        told.append(replace(hunk, lines=lines))
+        room -= len(lines)
+    total = sum(len(hunk.lines) for hunk in hunks)
+    left = total - sum(len(hunk.lines) for hunk in told)
+    return tuple(told), f"{left:,} of {total:,} lines are left out." if left else ""

@@ -1,0 +1,142 @@
+"""What each pass of a phase changes, recorded while passes run one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import tvm
+import tvm_ffi
+from tvm import ir
+from tvm.ir.transform import Pass
+
+from ..report.passes import FunctionChange, PassRecord
+from ..report.text_changes import added, changes
+from .function_text import FunctionText, function_text, kind_of
+
+_KINDS = ("graph", "kernel", "other")
+
+
+class _Seen:
+    """A function; its text is written when it is asked for.
+
+    Parameters
+    ----------
+    func : BaseFunc
+        The function.
+    size : tuple of int, optional
+        How many lines and bindings it has, where that is known without its text.
+    """
+
+    def __init__(self, func: ir.BaseFunc, size: tuple[int, int] | None = None):
+        self.func = func
+        self._size = size
+
+    @cached_property
+    def text(self) -> FunctionText:
+        """The function as text."""
+        return function_text(self.func)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many lines and bindings."""
+        return self._size or (len(self.text.lines), self.text.bindings)
+
+    def followed_by(self, func: ir.BaseFunc) -> _Seen:
+        """Return what is known of `func`, which is as this function, or says the same."""
+        return self if func.same_as(self.func) else _Seen(func, self.size)
+
+
+class PassRecorder:
+    """Runs passes one by one, and tells what each of them changed.
+
+    Passes within a pass count as that pass.  A function is printed where it changed, and for its
+    size when it is met first; one that is the same object, or says the same, is not.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        What the first pass is given.
+    """
+
+    def __init__(self, mod: ir.IRModule):
+        self._seen = {name: _Seen(func) for name, func in _functions(mod).items()}
+
+    def run(
+        self, passes: Sequence[Pass], mod: ir.IRModule, records: list[PassRecord]
+    ) -> ir.IRModule:
+        """Run passes in turn, and return the module behind the last.
+
+        Parameters
+        ----------
+        passes : sequence of Pass
+            As of `tvm.transform.Sequential`, which decides for each whether it is run.
+        mod : tvm.IRModule
+            What they are given: the module of the call before.
+        records : list of PassRecord
+            Gets one for each pass as soon as it has run.
+        """
+        for each in passes:
+            start = time.perf_counter()
+            mod = tvm.transform.Sequential([each])(mod)
+            seconds = time.perf_counter() - start
+            records.append(replace(self._record(mod), name=name_of(each), seconds=seconds))
+        return mod
+
+    def _record(self, mod: ir.IRModule) -> PassRecord:
+        """Compare a module with the one before it."""
+        before, self._seen, found = self._seen, {}, []
+        for name, func in _functions(mod).items():
+            old = before.get(name)
+            if old is not None and _says_the_same(old.func, func):
+                self._seen[name] = old.followed_by(func)
+                continue
+            self._seen[name] = new = _Seen(func)
+            found.append(_change(name, old.text if old is not None else None, new.text))
+        found += [
+            _removed(name, old.text) for name, old in before.items() if name not in self._seen
+        ]
+        kinds = [kind_of(seen.func) for seen in self._seen.values()]
+        sizes = [seen.size for seen in self._seen.values()]
+        return PassRecord(
+            "",
+            0.0,
+            kinds.count("graph"),
+            kinds.count("kernel"),
+            sum(lines for lines, _ in sizes),
+            sum(bindings for _, bindings in sizes),
+            tuple(sorted(found, key=lambda c: (_KINDS.index(c.kind), c.function))),
+        )
+
+
+def name_of(one: Pass) -> str:
+    """Return the name of a pass; of passes in a row that have none together, their names."""
+    parts = getattr(one, "passes", None)
+    if one.info.name == "sequential" and parts:
+        return ", ".join(name_of(part) for part in parts)
+    return str(one.info.name)
+
+
+def _functions(mod: ir.IRModule) -> dict[str, ir.BaseFunc]:
+    found = {gvar.name_hint: func for gvar, func in mod.functions_items()}
+    return dict(sorted(found.items()))
+
+
+def _says_the_same(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
+    """Tell whether functions are the same but for names of variables and values of constants."""
+    return one.same_as(other) or tvm_ffi.structural_equal(one, other, skip_tensor_content=True)
+
+
+def _change(name: str, old: FunctionText | None, new: FunctionText) -> FunctionChange:
+    if old is None:
+        hunks, left = added(new.lines, new.kind)
+        return FunctionChange(name, new.kind, "added", 0, len(new.lines), hunks, left)
+    hunks, left = changes(old.lines, new.lines, new.kind)
+    sizes = len(old.lines), len(new.lines)
+    return FunctionChange(name, new.kind, "changed", *sizes, hunks, left)
+
+
+def _removed(name: str, old: FunctionText) -> FunctionChange:
+    return FunctionChange(name, old.kind, "removed", len(old.lines), 0)

@@ -1,0 +1,149 @@
+"""What a dump says of passes: which changed what, how large and how fast; equal between runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm import ir
+from tvm.script import from_source
+
+import relax_fusion
+from relax_fusion.report.passes import PASSES, PassRecord, read_passes
+from relax_fusion.transforms import record_passes
+from relax_fusion.transforms.debug_dump import DebugDump
+from relax_fusion.transforms.record_passes import PassRecorder, name_of
+
+MODULE = """
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((4, 32), "float32"), w: R.Tensor((32, 64), "float32")):
+        with R.dataflow():
+            m = R.matmul(x, w)
+            s = R.nn.silu(m)
+            R.output(s)
+        return s
+
+    @R.function
+    def other(x: R.Tensor((4, 32), "float32")):
+        with R.dataflow():
+            a = R.add(x, x)
+            R.output(a)
+        return a
+"""
+PIPELINE = {"target": "llvm", "always_fuse": True}
+
+
+def module() -> tvm.IRModule:
+    return from_source(MODULE)
+
+
+def without(mod: tvm.IRModule, name: str) -> tvm.IRModule:
+    copy = mod.clone()
+    del copy[copy.get_global_var(name)]
+    return copy
+
+
+def recorded(*passes: ir.transform.Pass) -> list[PassRecord]:
+    mod = module()
+    records: list[PassRecord] = []
+    PassRecorder(mod).run(passes, mod, records)
+    return records
+
+
+def test_changed_added_and_removed_functions() -> None:
+    legalize = tvm.relax.transform.LegalizeOps()
+    remove = tvm.transform.module_pass(lambda mod, _: without(mod, "other"), opt_level=0)
+    first, second, third = recorded(legalize, tvm.relax.transform.Normalize(), remove)
+    told = [(c.function, c.kind, c.what) for c in first.changes]
+    assert told == [
+        *(("main", "graph", "changed"), ("other", "graph", "changed")),
+        *(("add", "kernel", "added"), ("matmul", "kernel", "added"), ("silu", "kernel", "added")),
+    ]
+    lines = "\n".join(first.changes[0].hunks[0].lines)
+    assert "- " in lines and "+ " in lines and "R.call_tir(matmul" in lines
+    assert (first.graphs, first.kernels) == (2, 3)
+    assert second.changes == () and (second.lines, second.bindings) == (first.lines, first.bindings)
+    (gone,) = third.changes
+    assert (gone.function, gone.what, gone.after, gone.hunks) == ("other", "removed", 0, ())
+    assert gone.before > 0 and (third.graphs, third.kernels) == (1, 3)
+    assert third.lines == second.lines - gone.before
+
+
+def test_only_what_changed_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    real = record_passes.function_text
+
+    def noted(func: ir.BaseFunc) -> object:
+        printed.append(str(func.attrs["global_symbol"]) if func.attrs else "?")
+        return real(func)
+
+    monkeypatch.setattr(record_passes, "function_text", noted)
+    same = tvm.relax.transform.Normalize()
+    rewritten = tvm.relax.transform.ConvertToDataflow()
+    recorded(same, rewritten, same, rewritten, same)
+    assert len(printed) == 2  # once each, for its size
+
+
+def test_passes_within_a_pass_are_that_pass() -> None:
+    inner = tvm.transform.Sequential([tvm.relax.transform.LegalizeOps()], name="Own")
+    unnamed = tvm.transform.Sequential([inner, tvm.relax.transform.FuseOps()])
+    assert [record.name for record in recorded(inner, unnamed)] == ["Own", "Own, FuseOps"]
+    assert name_of(tvm.relax.transform.CanonicalizeBindings()) == "CanonicalizeBindings"
+
+
+def test_passes_that_the_context_turns_off_do_not_run() -> None:
+    with tvm.transform.PassContext(disabled_pass=["LegalizeOps"]):
+        (record,) = recorded(tvm.relax.transform.LegalizeOps())
+    assert record.changes == ()
+
+
+def test_a_pass_that_fails_is_named(tmp_path: Path) -> None:
+    @tvm.transform.module_pass(opt_level=0, name="Failing")
+    def failing(mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        raise relax_fusion.PipelineError("no")
+
+    mod, dump = module(), DebugDump(tmp_path, module(), {})
+    with pytest.raises(relax_fusion.PipelineError, match="no"):
+        dump.run("debug-phase0.py", "trying", [tvm.relax.transform.LegalizeOps(), failing], mod)
+    record = read_passes(tmp_path)
+    assert record.failed == "Failing"
+    assert [p.name for p in record.phases[0].passes] == ["LegalizeOps"]
+
+
+def test_times_add_up_and_options_are_told(tmp_path: Path) -> None:
+    relax_fusion.partition(module(), debug_dump=tmp_path, disable=["FuseProjections"], **PIPELINE)
+    record = read_passes(tmp_path)
+    assert [phase.file for phase in record.phases] == ["debug-phase0.py", "debug-phase1.py"]
+    for phase in record.phases:
+        assert phase.seconds == pytest.approx(sum(p.seconds for p in phase.passes))
+    fusing = {p.name: p for p in record.phases[1].passes}
+    assert fusing["FuseGatedFFN"].changes[0].function == "main"
+    assert "FuseProjections" not in fusing and record.failed == ""
+    assert (
+        record.options["disable"] == "FuseProjections" and record.options["always_fuse"] == "True"
+    )
+    assert "variable_bounds" not in record.options
+
+
+def test_two_dumps_are_equal_but_for_seconds(tmp_path: Path) -> None:
+    texts = []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        program = (
+            "from tests.transforms.test_debug_dump import *\n"
+            f"relax_fusion.partition(module(), debug_dump={str(out)!r}, **PIPELINE)\n"
+        )
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", program], check=True, env=env)
+        files = sorted(path for path in out.iterdir() if path.name != "report.html")
+        found = {path.name: path.read_text(encoding="utf-8") for path in files}
+        found[PASSES] = re.sub(r'"seconds": [\d.e-]+', "", found[PASSES])
+        texts.append(found)
+    assert texts[0] == texts[1] and set(texts[0]) >= {PASSES, "debug-phase1.py"}
