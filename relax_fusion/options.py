@@ -94,7 +94,7 @@ class PipelineOptions:
         Linked into the library.
     debug_dump : Path, optional
         Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``, for
-        ``passes.json`` (what each pass changed), and for ``report.html``.
+        ``passes.json`` and ``index.html`` (what each pass changed), and for ``report.html``.
     backend : {"auto", "mixed", "tir", "triton"}
         Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
         kernel, and TIR elsewhere.  "mixed": both there, for each size who is predicted to be

@@ -335,14 +335,14 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        page = paged(options.report, options.target, options.fuse.backend, options.debug_dump)
-        with page, options.target, no_cycles_collected(), remembered(), source_compiler():
-            run_phase = phase_runner(options.debug_dump, mod, choices(options))
+        target, dump = options.target, phase_runner(options.debug_dump, mod, choices(options))
+        page = paged(options.report, target, options.fuse.backend, options.debug_dump)
+        with page, target, no_cycles_collected(), remembered(), source_compiler(), dump as perform:
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():
                         options.progress(doing)
-                mod = run_phase(file, doing, phase(options), mod)
+                mod = perform(file, doing, phase(options), mod)
         return mod
 
     return run

@@ -14,7 +14,7 @@ from .demo import demo_command
 from .explain import explain_command
 from .model_arguments import Commands, add_measured, add_model_arguments, command
 from .run import run_command
-from .study_parsers import add_diff, add_workloads
+from .study_parsers import add_diff, add_inspect, add_workloads
 from .tune import tune_command
 
 EXAMPLES = """\
@@ -33,6 +33,7 @@ examples:
   relax-fusion workloads llama-3.1-8b --seq 128..4096 --on h100,a100,rtx4090
                                                        its matmuls, and their time on each device
   relax-fusion diff old.cpu new.cpu                    what changed between two compilations
+  relax-fusion inspect dump                            the page of what --debug-dump wrote
   relax-fusion compile encoder.onnx --bound batch=8 -o encoder.cpu
   relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
 """
@@ -63,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     add_workloads(commands)
     add_diff(commands)
+    add_inspect(commands)
     return parser
 
 
@@ -122,8 +124,8 @@ def _add_compile(commands: Commands) -> None:
         "--debug-dump",
         type=path,
         metavar="DIR",
-        help="write the module after each phase as TVMScript, what its passes changed, and "
-        "report.html",
+        help="write the module after each phase as TVMScript, index.html (what each pass "
+        "changed), and report.html",
     )
 
 

@@ -1,4 +1,4 @@
-"""The arguments of the commands that look at a model or at two compilations of one."""
+"""The arguments of the commands that look at a model, at compilations, or at a dump."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 
 from .argument_types import devices, named_range, path, size_range
 from .diff import diff_command
+from .inspect import inspect_command
 from .model_arguments import Commands, add_model_arguments, command
 from .workloads import workloads_command
 
@@ -89,3 +90,18 @@ def add_diff(commands: Commands) -> None:
             metavar=name.upper(),
             help="a directory that `compile` made, its report.json, or what `explain --json` wrote",
         )
+
+
+def add_inspect(commands: Commands) -> None:
+    """Add ``inspect``."""
+    parser = command(
+        commands,
+        "inspect",
+        inspect_command,
+        "write the page of a dump: what each pass of a compilation changed",
+        "`--debug-dump` writes it too; this writes it anew, from passes.json alone, for a dump "
+        "that is old or was copied. Nothing is compiled, and nothing is served.",
+    )
+    parser.add_argument(
+        "directory", type=path, metavar="DIR", help="what --debug-dump DIR made; gets index.html"
+    )

@@ -15,23 +15,33 @@ from tvm.target import Target
 from ..errors import PipelineError
 from ..hardware.target import device_of
 from ..report import Report
+from ..report.html.dump_page import dump_html
 from ..report.passes import PASSES, DumpRecord, PassRecord, PhaseRecord, passes_text
 from .record_passes import PassRecorder, name_of
 
 PAGE = "report.html"
 """What the page of a report is called, beside dumps and libraries."""
 
+INDEX = "index.html"
+"""What the page of a dump is called."""
+
 
 PhaseRunner = Callable[[str, str, Sequence[Pass], ir.IRModule], ir.IRModule]
 
 
+@contextmanager
 def phase_runner(
     directory: Path | None, mod: ir.IRModule, options: Mapping[str, str]
-) -> PhaseRunner:
-    """Return what runs the passes of a phase, as `DebugDump.run` where there is a directory."""
-    if directory is not None:
-        return DebugDump(directory, mod, options).run
-    return lambda _file, _title, passes, given: tvm.transform.Sequential(passes)(given)
+) -> Iterator[PhaseRunner]:
+    """Give what runs the passes of a phase; where there is a directory, as `DebugDump.run`."""
+    if directory is None:
+        yield lambda _file, _title, passes, given: tvm.transform.Sequential(passes)(given)
+        return
+    dump = DebugDump(directory, mod, options)
+    try:
+        yield dump.run
+    finally:
+        dump.write()
 
 
 class DebugDump:
@@ -52,6 +62,7 @@ class DebugDump:
         self._recorder = PassRecorder(mod)
         self._options = options
         self._phases: list[PhaseRecord] = []
+        self._failed = ""
 
     def run(self, file: str, title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
         """Run the passes of a phase, and write the module behind them as TVMScript.
@@ -78,18 +89,21 @@ class DebugDump:
         finally:
             seconds = sum(record.seconds for record in records)
             self._phases.append(PhaseRecord(file, title, seconds, tuple(records)))
-            failed = name_of(passes[len(records)]) if len(records) < len(passes) else ""
-            self._write(failed)
+            self._failed = name_of(passes[len(records)]) if len(records) < len(passes) else ""
         _write(self._directory / file, mod.script(show_meta=False) + "\n")
         return mod
 
-    def _write(self, failed: str) -> None:
-        record = DumpRecord(tuple(self._phases), self._options, failed)
+    def write(self) -> None:
+        """Write ``passes.json``, and the page that shows it."""
+        record = DumpRecord(tuple(self._phases), self._options, self._failed)
         _write(self._directory / PASSES, passes_text(record))
+        files = [phase.file for phase in self._phases[: -1 if self._failed else None]]
+        page = dump_html(record, files, "" if self._failed else PAGE)
+        _write(self._directory / INDEX, page)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file, and its directory if there is none."""
+    """Write a file of a dump, and its directory if there is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

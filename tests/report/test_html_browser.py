@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .browser_support import driver, press, requests, resize, type_in
 from .page_support import report_for
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-DRIVER = shutil.which("chromedriver")
-if BROWSER is None or DRIVER is None:
-    pytest.skip(
-        "needs Chromium and its driver (on Debian: apt install chromium chromium-driver)",
-        allow_module_level=True,
-    )
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: the extra `test`")
+__all__ = ["driver"]
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +18,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(report_for("h200").to_html(), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield made
-    made.quit()
 
 
 @pytest.fixture
@@ -50,32 +28,9 @@ def shown(driver: Any, page: Path) -> Any:
     return driver
 
 
-def resize(driver: Any, width: int) -> None:
-    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def type_in(driver: Any, name: str, text: str) -> None:
-    driver.execute_script(
-        "const field = document.getElementById(arguments[0]); field.value = arguments[1];"
-        "field.dispatchEvent(new Event('input'))",
-        *(name, text),
-    )
-
-
-def press(driver: Any, keys: str) -> None:
-    driver.switch_to.active_element.send_keys(keys)
-
-
 def test_no_errors_and_no_requests(shown: Any, page: Path) -> None:
     assert shown.get_log("browser") == []
-    events = (json.loads(entry["message"])["message"] for entry in shown.get_log("performance"))
-    asked = [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
+    assert requests(shown) == [page.as_uri()]
     assert "<script>" in shown.title  # the model's name is text
 
 

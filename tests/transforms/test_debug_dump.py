@@ -16,7 +16,7 @@ from tvm.script import from_source
 import relax_fusion
 from relax_fusion.report.passes import PASSES, PassRecord, read_passes
 from relax_fusion.transforms import record_passes
-from relax_fusion.transforms.debug_dump import DebugDump
+from relax_fusion.transforms.debug_dump import phase_runner
 from relax_fusion.transforms.record_passes import PassRecorder, name_of
 
 MODULE = """
@@ -109,9 +109,14 @@ def test_a_pass_that_fails_is_named(tmp_path: Path) -> None:
     def failing(mod: tvm.IRModule, _: object) -> tvm.IRModule:
         raise relax_fusion.PipelineError("no")
 
-    mod, dump = module(), DebugDump(tmp_path, module(), {})
-    with pytest.raises(relax_fusion.PipelineError, match="no"):
-        dump.run("debug-phase0.py", "trying", [tvm.relax.transform.LegalizeOps(), failing], mod)
+    mod, passes = module(), [tvm.relax.transform.LegalizeOps(), failing]
+    with (
+        pytest.raises(relax_fusion.PipelineError, match="no"),
+        phase_runner(tmp_path, mod, {}) as run,
+    ):
+        run("debug-phase0.py", "trying", passes, mod)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "Failing</span> raised an error" in page and "report.html" not in page
     record = read_passes(tmp_path)
     assert record.failed == "Failing"
     assert [p.name for p in record.phases[0].passes] == ["LegalizeOps"]
@@ -142,7 +147,7 @@ def test_two_dumps_are_equal_but_for_seconds(tmp_path: Path) -> None:
         )
         env = {**os.environ, "PYTHONHASHSEED": seed}
         subprocess.run([sys.executable, "-c", program], check=True, env=env)
-        files = sorted(path for path in out.iterdir() if path.name != "report.html")
+        files = sorted(path for path in out.iterdir() if path.suffix != ".html")
         found = {path.name: path.read_text(encoding="utf-8") for path in files}
         found[PASSES] = re.sub(r'"seconds": [\d.e-]+', "", found[PASSES])
         texts.append(found)

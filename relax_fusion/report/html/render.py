@@ -1,25 +1,21 @@
-"""From data to the page: templates, pictures, one style and one script, all in the file."""
+"""From the data of a report to its page: pictures, and what the script is told."""
 
 from __future__ import annotations
 
 import json
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...validation import json_text
-from . import charts, graph_chart, numbers
+from . import charts, numbers
 from .data import page_data
 from .functions import LIMITS
+from .page import made_page
 from .roofline import roofline
 
 if TYPE_CHECKING:
     from ..report import Report
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def to_html(report: Report, seconds: float | None = None) -> str:
@@ -29,39 +25,15 @@ def to_html(report: Report, seconds: float | None = None) -> str:
 
 def render(data: dict[str, Any]) -> str:
     """Return the page for data as `page_data` returns them."""
-    template = _environment().get_template("page.html")
-    return template.render(
+    return made_page(
+        "page.html",
+        ("base.js", "page.js"),
         data=data,
         chain_of={chain["id"]: chain for chain in data["chains"]},
         plots={chain["id"]: _plots(chain) for chain in data["chains"]},
         roofline=roofline(data["device"], data["chains"]),
         choices=_choices(data),
-        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
     )
-
-
-@cache
-def _environment() -> Environment:
-    """Return the templates' environment: what comes from a model is escaped."""
-    made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(
-        seconds=numbers.seconds, percent=numbers.percent, scaled=numbers.scaled, count=numbers.count
-    )
-    made.globals.update(
-        slower=numbers.slower,
-        gain=numbers.gain,
-        times=numbers.times,
-        column=graph_chart.column,
-        limit=lambda bound: LIMITS.get(bound, bound),
-    )
-    return made
 
 
 def _plots(chain: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""The page of a dump in a browser: no errors, no requests; folds, search, keys, narrow, printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_fusion.report.html.dump_page import dump_html
+
+from .browser_support import driver, press, requests, resize, type_in
+from .test_dump_page import FILES, record
+
+__all__ = ["driver"]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "index.html"
+    path.write_text(dump_html(record(), FILES, "report.html"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def shown(driver: Any, page: Path) -> Any:
+    driver.get_log("performance")
+    resize(driver, 1400)
+    driver.get(page.as_uri())
+    return driver
+
+
+def test_no_errors_and_no_requests(shown: Any, page: Path) -> None:
+    assert shown.get_log("browser") == []
+    assert requests(shown) == [page.as_uri()]
+
+
+def test_nothing_is_open_until_it_is_asked_for(shown: Any) -> None:
+    opened = "return document.querySelectorAll('main details[open]').length"
+    assert shown.execute_script(opened) == 0
+    shown.execute_script("location.hash = '#phase1-1'")  # a row of a fold
+    shown.execute_async_script("setTimeout(arguments[0], 100)")
+    assert shown.execute_script(opened) == 1
+    press(shown, "e")
+    every = shown.execute_script("return document.querySelectorAll('main details').length")
+    assert shown.execute_script(opened) == every
+    text = "return document.querySelector('.diff ins').innerText"
+    assert "<script>" in shown.execute_script(text)  # what the model says is text
+    press(shown, "c")
+    assert shown.execute_script(opened) == 0
+
+
+def test_search_finds_text_in_folds(shown: Any) -> None:
+    visible = "return [...document.querySelectorAll('.item')].filter(i => i.offsetParent).length"
+    assert shown.execute_script(visible) == 4
+    for words, count in (("new(y)", 1), ("quiet", 2), ("quiet2", 1), ("nothing at all", 0)):
+        type_in(shown, "search", words)
+        assert shown.execute_script(visible) == count, words
+
+
+def test_print_opens_graphs_and_not_kernels(shown: Any) -> None:
+    shown.execute_script("dispatchEvent(new Event('beforeprint'))")
+    closed = "return [...document.querySelectorAll('details:not([open])')].length"
+    texts = "return [...document.querySelectorAll('.texts:not([open])')].length"
+    assert shown.execute_script(closed) == shown.execute_script(texts) > 0
+    shown.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert shown.execute_script("return document.querySelector('details[open]')") is None
+
+
+@pytest.mark.parametrize("width", [420, 900])
+def test_a_narrow_screen_needs_no_scrolling_sideways(shown: Any, width: int) -> None:
+    shown.find_element("id", "open-all").click()
+    resize(shown, width)
+    assert shown.execute_script("return document.documentElement.scrollWidth") <= width
