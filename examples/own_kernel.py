@@ -1,7 +1,7 @@
 """Compile a Triton kernel of one's own into a library, for a GPU that need not be there.
 
 The kernel divides each row of a matrix by its norm; the number of rows is known at run time only.
-README.md says what else an argument can be.
+docs/writing_a_kernel.md says what else an argument can be.
 
 python own_kernel.py
 """

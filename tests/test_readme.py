@@ -1,4 +1,4 @@
-"""The README's programs do what it says."""
+"""A program of the documents does what they say."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from .support.processes import without_torch
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "writing_a_kernel.md"
 
 
 def _program(name: str) -> str:
-    """Return the one Python block of the README that defines `name`."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """Return the one Python block of the page that defines `name`."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (block,) = [b for b in blocks if f"def {name}(" in b]
     return block
 
