@@ -1,7 +1,8 @@
 """Check whether this tree can be released, step by step; nothing is published or tagged.
 
+pip install -c constraints.txt -e '.[dev,docs]'
 python scripts/release.py                    all steps
-python scripts/release.py --only version,wheel
+python scripts/release.py --only version,build
 
 Each step says ok, or what is wrong; the exit code is the number of steps that failed.  The packages
 are in `dist/` then.
@@ -10,6 +11,7 @@ are in `dist/` then.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -17,12 +19,15 @@ import tarfile
 import tempfile
 import venv
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ("--version",), ("explain", "gpt2", "--html", "report.html"), ("demo", "--quick")
 """Arguments of `relax-fusion` that an installed wheel has to take, outside of the tree."""
+
+NOT_PACKED = (".ci/", ".gitignore")
+"""Of the files under version control, those that no sdist has."""
 
 
 class Failed(Exception):
@@ -78,15 +83,22 @@ def check_docs() -> str:
 
 
 def build() -> str:
-    """Build wheel and sdist, and check that they hold what Python files alone do not tell."""
+    """Build wheel and sdist, and check that they hold the files under version control alone."""
     _run(sys.executable, "-m", "build", "--outdir", "dist")
     wheel, sdist = packages(ROOT / "dist", version())
-    absent = [name for name in data_files() if name not in contents(wheel)]
-    top = f"relax_fusion-{version()}/"
-    absent += [name for name in data_files() if f"{top}{name}" not in contents(sdist)]
-    if absent:
-        raise Failed(f"{len(absent)} file(s) are missing, the first: {absent[0]}")
-    return f"{wheel.name} ({wheel.stat().st_size >> 10} KiB), {sdist.name}"
+    tracked = {n for n in _run("git", "ls-files").splitlines() if not n.startswith(NOT_PACKED)}
+    check_contents(contents(wheel), {n for n in tracked if n.startswith("relax_fusion")}, wheel)
+    check_contents(contents(sdist), tracked, sdist)
+    return ", ".join(f"{each.name} ({each.stat().st_size >> 10} KiB)" for each in (wheel, sdist))
+
+
+def check_contents(found: set[str], wanted: set[str], package: Path) -> None:
+    """Check that a package has the files that are wanted, and none but those that tools write."""
+    written = re.compile(r"relax_fusion[\w.-]*\.(dist|egg)-info/.*|PKG-INFO|setup\.cfg")
+    more = {name for name in found - wanted if not written.fullmatch(name)}
+    for what, names in (("misses", wanted - found), ("has too much:", more)):
+        if names:
+            raise Failed(f"{package.name} {what} {len(names)} file(s), the first: {min(names)}")
 
 
 def packages(directory: Path, own: str) -> tuple[Path, Path]:
@@ -97,19 +109,13 @@ def packages(directory: Path, own: str) -> tuple[Path, Path]:
     return found[0], found[1]
 
 
-def data_files() -> list[str]:
-    """Return the tracked files of the package that are no Python files."""
-    tracked = _run("git", "ls-files", "relax_fusion").split()
-    return [name for name in tracked if not name.endswith(".py")]
-
-
 def contents(package: Path) -> set[str]:
-    """Return the names of the files in a wheel or an sdist."""
+    """Return the names of the files in a wheel, or in an sdist below its one folder."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as archive:
             return set(archive.namelist())
     with tarfile.open(package) as archive:
-        return set(archive.getnames())
+        return {entry.name.partition("/")[2] for entry in archive if entry.isfile()}
 
 
 def check_wheel() -> str:
@@ -118,15 +124,19 @@ def check_wheel() -> str:
         with tempfile.TemporaryDirectory() as directory:
             venv.create(f"{directory}/venv", with_pip=True)
             tools = Path(directory) / "venv" / "bin"
+            own = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+            own["RELAX_FUSION_CACHE_DIR"] = f"{directory}/kernels"
             given = ("-q", "-c", str(ROOT / "constraints.txt"), str(package))
-            _run(str(tools / "python"), "-m", "pip", "install", *given)
+            _run(
+                str(tools / "python"), "-m", "pip", "install", *given, cwd=Path(directory), env=own
+            )
             for arguments in SMOKE:
-                _run(str(tools / "relax-fusion"), *arguments, cwd=Path(directory))
+                _run(str(tools / "relax-fusion"), *arguments, cwd=Path(directory), env=own)
     return "wheel and sdist install and run"
 
 
-def _run(*command: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+def _run(*command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         words = " ".join(Path(word).name for word in command[:4])

@@ -57,8 +57,25 @@ def test_contents_of_packages(tmp_path: Path) -> None:
         entry = tarfile.TarInfo("a-1/a/b.css")
         entry.size = 1
         sdist.addfile(entry, io.BytesIO(b"x"))
-    assert release.contents(tmp_path / "a-1-py3-none-any.whl") == {"a/b.css"}
-    assert release.contents(tmp_path / "a-1.tar.gz") == {"a-1/a/b.css"}
+    for name in ("a-1-py3-none-any.whl", "a-1.tar.gz"):
+        assert release.contents(tmp_path / name) == {"a/b.css"}
+
+
+WRITTEN = {"PKG-INFO", "setup.cfg", "relax_fusion-1.0.dist-info/RECORD"}
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"a.py"}, r"a-1.tar.gz misses 1 file\(s\), the first: b.css"),
+        ({"a.py", "b.css", "c.log", "c.so"}, r"has too much: 2 file\(s\), the first: c.log"),
+        ({"a.py", "b.css", "d/PKG-INFO"}, "has too much: 1 .* d/PKG-INFO"),
+    ],
+)
+def test_contents_that_are_not_the_tree(found: set[str], message: str) -> None:
+    release.check_contents(WRITTEN | {"a.py", "b.css"}, {"a.py", "b.css"}, Path("a-1.tar.gz"))
+    with pytest.raises(release.Failed, match=message):
+        release.check_contents(WRITTEN | found, {"a.py", "b.css"}, Path("a-1.tar.gz"))
 
 
 def test_packages_that_are_not_there(tmp_path: Path) -> None:
@@ -85,3 +102,14 @@ def test_steps_that_there_are_not(capsys) -> None:
     assert "'publish'; the steps are version, tree, code, docs, build, wheel" in (
         capsys.readouterr().err
     )
+
+
+def test_packages_run_without_the_tree(monkeypatch) -> None:
+    seen = []
+    monkeypatch.setenv("PYTHONPATH", str(release.ROOT))
+    monkeypatch.setattr(release.venv, "create", lambda *_, **__: None)
+    monkeypatch.setattr(release, "packages", lambda *_: (Path("a.whl"), Path("a.tar.gz")))
+    monkeypatch.setattr(release, "_run", lambda *_, cwd, env: seen.append((cwd, env)))
+    release.check_wheel()
+    assert len(seen) == 2 * (1 + len(release.SMOKE))
+    assert all("PYTHONPATH" not in env and release.ROOT not in cwd.parents for cwd, env in seen)
