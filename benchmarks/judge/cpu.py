@@ -23,7 +23,6 @@ import tvm
 from tvm.runtime import tensor
 
 from benchmarks.cpu_timing import pin_threads, use_all_cores
-from benchmarks.host_timing import in_turn
 from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry
 from benchmarks.suite import Suite, done
@@ -33,6 +32,7 @@ from relax_fusion.estimator import candidates, predict
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, host_target
+from relax_fusion.timing import in_turn
 from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
 
 RMS, ROWS = Norm("rms", 1e-5), DynamicDim("rows")

@@ -27,7 +27,6 @@ from tvm.s_tir import dlight as dl
 from benchmarks.building import LOWERING
 from benchmarks.cpu_timing import peak_gflops, pin_threads, read_gbytes_per_s, use_all_cores
 from benchmarks.gpu_timing import allowed_error, error_of
-from benchmarks.host_timing import in_turn, seconds
 from benchmarks.report import Entry, Verdict
 from benchmarks.suite import Suite
 from benchmarks.suites.matmul import ours
@@ -36,6 +35,7 @@ from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.targets import floor_us
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
+from relax_fusion.timing import in_turn, seconds
 
 TVM_GOALS, TORCH_GOAL = {1: 3.0, 128: 50.0, 512: 50.0}, 0.6
 """Least ratios: against both pipelines of TVM by rows, and against torch in float32."""

@@ -26,12 +26,12 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.frontend.torch import from_exported_program
 
-from benchmarks.host_timing import in_turn, seconds
 from benchmarks.report import Entry, Verdict
 from benchmarks.sessions import sentence
 from benchmarks.suite import Suite, done
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
+from relax_fusion.timing import in_turn, seconds
 
 LEAST, LEAST_MEAN = 1.0, 1.5
 """How many times as fast as PyTorch a model is to be, and all on average."""

@@ -19,10 +19,10 @@ from tvm import relax, tirx
 from tvm.script import relax as R
 from tvm.target import Target
 
-from benchmarks.host_timing import host_and_device
 from benchmarks.report import Entry
 from benchmarks.suite import Suite
 from relax_fusion import make_target
+from relax_fusion.timing import host_and_device
 from relax_fusion.triton_bridge import OUT, call_tir_extern
 from tests.gpu.triton_cases import vector_add
 

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ _LONGEST = 255 - len("..XXXXXXXX.part")
 
 _stages: dict[Path, list[Path]] = {}
 """What is being filled, and the directories that were made for it, from the innermost on."""
+_last_words: list[Callable[[], None]] = []
 _moving = threading.Lock()
 """Held while a stage and its place are swapped: nobody must be removing the files of either."""
 
@@ -141,8 +142,23 @@ def staged_file(out: Path) -> Iterator[Path]:
             os.close(lock)
 
 
+@contextmanager
+def when_interrupted(call: Callable[[], None]) -> Iterator[None]:
+    """Have something done if the process is asked to end in a context."""
+    _last_words.append(call)
+    try:
+        yield
+    finally:
+        _last_words.remove(call)
+
+
 def remove_stages() -> None:
-    """Remove what is being filled; for a process that ends at once, whatever else it is doing."""
+    """Remove what is being filled; for a process that ends at once, whatever else it is doing.
+
+    What `when_interrupted` was told comes first.
+    """
+    for call in list(_last_words):
+        call()
     with _moving:
         for stage in list(_stages):
             _discard(stage)

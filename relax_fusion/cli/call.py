@@ -39,14 +39,16 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
     recorder = Recorder.of_shapes({name: [spec.shape or () for spec in signature.inputs]})
     if args.record is not None:
         machine = recorder.watched(machine)
-    weights = [tvm.runtime.tensor(w, device) for w in _weights(directory, manifest, args.seed or 0)]
+    weights = [
+        tvm.runtime.tensor(w, device) for w in weights_of(directory, manifest, args.seed or 0)
+    ]
     inputs = [tvm.runtime.tensor(array, device) for array in arrays]
     console.step(f"calling {name}")
     # A model that is built from a configuration takes its weights as one tuple.
     packed = weights if manifest.config is None else [weights]
     start = time.perf_counter()
     try:
-        results = list(_arrays(machine[name](*inputs, *packed)))
+        results = list(arrays_of(machine[name](*inputs, *packed)))
     except FOREIGN_ERRORS as err:
         raise CliError(f"{manifest.source} cannot take these inputs: {first_line(err)}") from err
     seconds = time.perf_counter() - start
@@ -59,7 +61,7 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
     return 0
 
 
-def _weights(directory: Path, manifest: Manifest, seed: int) -> Iterable[np.ndarray]:
+def weights_of(directory: Path, manifest: Manifest, seed: int) -> Iterable[np.ndarray]:
     """Return the weights, which are those that the manifest says."""
     if manifest.weights == "random":
         return random_weights(exported_again(manifest), seed)
@@ -79,7 +81,7 @@ def _checked(directory: Path, manifest: Manifest) -> Iterator[np.ndarray]:
         yield array
 
 
-def _arrays(result: Any) -> Iterator[np.ndarray]:
+def arrays_of(result: Any) -> Iterator[np.ndarray]:
     """Return the tensors and shapes of a result, tuples taken apart."""
     if isinstance(result, tvm.runtime.Tensor):
         yield result.numpy()
@@ -89,7 +91,7 @@ def _arrays(result: Any) -> Iterator[np.ndarray]:
         yield np.asarray(result)
     elif result is not None:
         for part in result:
-            yield from _arrays(part)
+            yield from arrays_of(part)
 
 
 def _named(results: list[np.ndarray], signature: Signature) -> dict[str, np.ndarray]:

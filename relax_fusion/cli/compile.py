@@ -53,14 +53,27 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         source.require_weights()
     console.step(f"exporting {source.name}")
     exported = source.model(args)
+    facts = compile_to(out, source, exported, args, console)
+    if args.json:
+        console.json(facts)
+    else:
+        console.result(_text(facts, device.description))
+    return 0
+
+
+def compile_to(
+    out: Path, source: Source, exported: Model, args: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    """Compile a model that was exported into a directory, and return what is to be told of it."""
     compiled = _compiled(source, exported, args)
+    device = device_of(args.target).description
     report = Report()
     with staged(out, force=args.force) as stage:
         _write_weights(source, exported, compiled.weights, stage, console)
         start = time.perf_counter()
         kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
-        write_report(stage / REPORT, {**_facts(compiled), "device": device.description}, report)
+        write_report(stage / REPORT, {**_facts(compiled), "device": device}, report)
         console.step(f"writing {PAGE}")
         report.material.model = f"{source.name}, {described(exported)}"
         write_page(report, stage)
@@ -68,7 +81,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
         manifest = Manifest(**told, parameters=parameters(exported), files=file_sums(stage))
         write_manifest(stage, manifest)
-    facts = {
+    return {
         "output": args.output,
         "source": source.name,
         "target": str(args.target),
@@ -82,11 +95,6 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         "files": {name: asdict(file) for name, file in manifest.files.items()},
         **summary(report),
     }
-    if args.json:
-        console.json(facts)
-    else:
-        console.result(_text(facts, device.description))
-    return 0
 
 
 def _facts(compiled: Compiled) -> dict[str, Any]:

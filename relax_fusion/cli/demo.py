@@ -109,7 +109,7 @@ def _compare(name: str, config: Config, console: Console) -> Comparison:
     executable, compile_s = _timed(lambda: build(exported, target, report=report))
     console.step(f"{name}: running it")
     fused = replace(measure(executable, exported, weights, OURS), compile_s=compile_s)
-    worst, tolerance = compare(default, fused, exported)
+    worst, tolerance = compare(default.logits, fused.logits, exported)
     return Comparison(name, report, default, fused, worst, tolerance)
 
 

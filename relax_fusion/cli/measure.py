@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,9 @@ def measure(executable: Any, exported: ExportedModel, weights: list[np.ndarray],
     return Run(tuple(logits), tuple(prefill_s), tuple(decode_s))
 
 
-def compare(one: Run, two: Run, exported: ExportedModel) -> tuple[float, float]:
+def compare(
+    one: Sequence[np.ndarray], two: Sequence[np.ndarray], exported: ExportedModel
+) -> tuple[float, float]:
     """Return the largest difference of two runs' logits, and what rounding alone can explain.
 
     A sum of ``k`` products, in any order, errs by about ``sqrt(k)`` roundings of its size.  The
@@ -94,7 +97,7 @@ def compare(one: Run, two: Run, exported: ExportedModel) -> tuple[float, float]:
     longest = max(config.hidden_size, config.intermediate_size)
     sums = 7 * config.num_layers + 1
     rounding = float(ml_dtypes.finfo(exported.dtype).eps) / 2
-    pairs = list(zip(one.logits, two.logits, strict=False))
+    pairs = list(zip(one, two, strict=False))
     largest = max(float(np.abs(a).max()) for a, _ in pairs)
     tolerance = 2 * sums * longest**0.5 * rounding * largest
     worst = float(np.max([np.abs(a - b).max() for a, b in pairs]))

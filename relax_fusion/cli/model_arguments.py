@@ -66,10 +66,12 @@ def add_measured(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, batch: bool = True) -> None:
+def add_model_arguments(
+    parser: argparse.ArgumentParser, *, batch: bool = True, help: str = SRC_HELP
+) -> None:
     """Add SRC and what says of it which model is built, and how it is fused."""
     gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
-    parser.add_argument("source", type=path, metavar="SRC", help=SRC_HELP)
+    parser.add_argument("source", type=path, metavar="SRC", help=help)
     parser.add_argument(
         "--target",
         type=target,

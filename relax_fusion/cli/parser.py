@@ -9,6 +9,7 @@ from typing import NoReturn
 from .. import __version__
 from ..estimator.shortlist import MOST
 from .argument_types import natural, path, positive, token_ids
+from .bench.arguments import add_bench
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
@@ -30,6 +31,7 @@ examples:
                                                        measure kernels; compile --database takes
                                                        the fastest
   relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
+  relax-fusion bench my-llama.cpu --prompt 512          tokens a second, kernel by kernel
   relax-fusion workloads llama-3.1-8b --seq 128..4096 --on h100,a100,rtx4090
                                                        its matmuls, and their time on each device
   relax-fusion diff old.cpu new.cpu                    what changed between two compilations
@@ -61,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_compile(commands)
     _add_tune(commands)
     _add_run(commands)
+    add_bench(commands)
     _add_explain(commands)
     add_workloads(commands)
     add_diff(commands)

@@ -12,6 +12,7 @@ from ..estimator import AttentionSize, Prediction, choose, predict
 from ..estimator.baseline import predict_apart
 from ..estimator.prediction import DRAM_EFFICIENCY
 from ..estimator.shape import box_sizes
+from ..estimator.tile_plan import PlanTable
 from ..hardware import DeviceSpec
 from ..report.item import Item
 from ..report.sizes import Values, value_of
@@ -156,14 +157,40 @@ def _predicted(
 ) -> tuple[Prediction | None, str]:
     if item.work is None:
         return _left(item, values, dev, backend), ""
+    choice = choose(item.work, dev, always=True, backend=backend)
+    if isinstance(choice, Decline):
+        return None, ""
+    return planned(item, item.work, choice.plans, values, dev)
+
+
+def planned(
+    item: Item, work: Workload, plans: PlanTable, values: Values, dev: DeviceSpec
+) -> tuple[Prediction | None, str]:
+    """Predict one call of a fused chain by the plan that serves its sizes.
+
+    Parameters
+    ----------
+    item : Item
+        The chain, whose sizes follow from those of the function that calls it.
+    work : Workload
+        What it computes.
+    plans : PlanTable
+        Its plans.
+    values : mapping of str to int
+        Symbolic sizes of the function.
+    dev : DeviceSpec
+        The device.
+
+    Returns
+    -------
+    tuple
+        The prediction, and the plan as text; None and nothing where a size is not known.
+    """
     sizes = item.sizes(values)
     if sizes is None:
         return None, ""
-    work, size = item.work, _size(item.work, sizes)
-    choice = choose(work, dev, always=True, backend=backend)
-    if isinstance(choice, Decline):
-        return None, ""
-    plan = choice.plans.plan_for(**box_sizes(work, size))
+    size = _size(work, sizes)
+    plan = plans.plan_for(**box_sizes(work, size))
     return predict(work, plan, dev, size), plan.text
 
 

@@ -30,7 +30,8 @@ class _Runner:
     ) -> None:
         self.device = checked_device(device)
         self.exported = exported
-        self._vm: Callables = machine(compiled, exported, self.device)
+        self.machine = machine(compiled, exported, self.device)
+        self._vm: Callables = self.machine
         if recorder is not None:
             self._vm = recorder.watched(self._vm)
         self._params: list[tvm.runtime.Tensor] = []

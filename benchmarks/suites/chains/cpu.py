@@ -23,13 +23,13 @@ from tvm import relax
 
 from benchmarks.cpu_timing import peak_gflops, pin_threads, use_all_cores
 from benchmarks.gpu_timing import allowed_error, error_of
-from benchmarks.host_timing import in_turn
 from benchmarks.report import Entry
 from benchmarks.suite import done
 from benchmarks.suites.chains.cases import NAMED, Adapter, Case, case_of, export
 from benchmarks.suites.chains.suite import PASSES, OfChains, gains
 from benchmarks.suites.cpu import vm_timer
 from relax_fusion import Report, host_target
+from relax_fusion.timing import in_turn
 
 WIDTH = 768
 

@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.host_timing import in_turn, seconds
 from benchmarks.report import Entry, Verdict
 from benchmarks.sessions import sentence
 from benchmarks.suite import Suite
@@ -30,6 +29,7 @@ from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4.model import Model, Widths
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
+from relax_fusion.timing import in_turn, seconds
 
 GOALS = {"float32": 1.5, **dict.fromkeys(("ort", "ort_int8", "openvino", "openvino_int8"), 0.9)}
 """Least ratios of their times to ours."""

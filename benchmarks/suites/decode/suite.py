@@ -23,7 +23,6 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from benchmarks.host_timing import host_and_device
 from benchmarks.recording import markdown_table
 from benchmarks.report import Entry, problems
 from benchmarks.sessions import sentence
@@ -34,6 +33,7 @@ from benchmarks.targets import floor_us
 from relax_fusion import make_target, models
 from relax_fusion.models import ExportedModel
 from relax_fusion.quantization import QUANTIZATIONS
+from relax_fusion.timing import host_and_device
 from relax_fusion.workload.reference import numpy_dtype
 
 CALLS, REPEATS = 20, 9

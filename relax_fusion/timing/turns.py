@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 WARMUP = 5
 
 Who = TypeVar("Who", bound=Hashable)
+Found = TypeVar("Found")
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -37,10 +38,11 @@ def host_and_device(
 
 
 def in_turn(
-    timers: Mapping[Who, Callable[[int], list[float]]],
+    timers: Mapping[Who, Callable[[int], list[Found]]],
     rounds: int,
-    again: Callable[[Who, Mapping[Who, list[float]]], bool] = lambda *_: True,
-) -> dict[Who, list[float]]:
+    again: Callable[[Who, Mapping[Who, list[Found]]], bool] = lambda *_: True,
+    found: dict[Who, list[Found]] | None = None,
+) -> dict[Who, list[Found]]:
     """Return the times of all contenders, who take turns.
 
     Whatever else runs on the machine slows down a stretch of time, which is then one round of many
@@ -54,8 +56,11 @@ def in_turn(
         How often each has its turn.
     again : callable
         Tells whether a contender is timed once more, by the times so far.
+    found : dict, optional
+        Gets the times, turn by turn, so that those of an interrupted run are not lost.
     """
-    found: dict[Who, list[float]] = {who: [] for who in timers}
+    found = {} if found is None else found
+    found |= {who: [] for who in timers}
     for number in range(rounds):
         for who, timer in timers.items():
             if not found[who] or again(who, found):

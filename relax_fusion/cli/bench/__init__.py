@@ -1,0 +1,1 @@
+"""``relax-fusion bench``: how fast a compiled model is, and beside what."""

@@ -1,0 +1,94 @@
+"""The arguments of ``bench``."""
+
+from __future__ import annotations
+
+import argparse
+
+from ...validation import shown
+from ..argument_types import bound, natural, path, positive
+from ..model_arguments import SRC_HELP, Commands, add_measured, add_model_arguments, command
+from .command import bench_command
+from .contenders import PEERS
+
+
+def add_bench(commands: Commands) -> None:
+    """Add ``bench``."""
+    parser = command(
+        commands,
+        "bench",
+        bench_command,
+        "measure how fast a model is, kernel by kernel, beside TVM's default and torch",
+        "Everybody runs the same calls in turn, in one process. The exit code is 1 if results with "
+        "the same weights differ by more than rounding can explain. docs/measuring.md tells what "
+        "is timed.",
+        json_flag=False,
+    )
+    add_model_arguments(
+        parser,
+        help=f"a directory that `compile` made, or a model that is compiled first: {SRC_HELP}",
+    )
+    add_measured(parser)
+    parser.add_argument(
+        "--no-cuda-graph", action="store_true", help="as of `compile`, of a model that is compiled"
+    )
+    _add_sizes(parser)
+    parser.add_argument(
+        "--against",
+        type=peers,
+        metavar="PEER,...",
+        help=f"{', '.join(PEERS)}, or none (default: those that are installed)",
+    )
+    parser.add_argument("--no-kernels", action="store_true", help="do not time single kernels")
+    parser.add_argument(
+        "--device", type=natural, default=0, metavar="N", help="number of the GPU (default: 0)"
+    )
+    parser.add_argument(
+        "--json",
+        type=path,
+        metavar="FILE",
+        help="write all times as JSON, replacing FILE; - is stdout, without the tables",
+    )
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prompt", type=positive, metavar="N", help="tokens of the prompt (default: 128)"
+    )
+    parser.add_argument(
+        "--new-tokens", type=positive, metavar="N", help="tokens after it (default: 32)"
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        type=bound,
+        default=[],
+        metavar="NAME=N",
+        help="a symbolic size of a model that generates no text, such as seq_len of a bundled "
+        "encoder (default: 128); can be repeated",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="turns of each, after one that warms up (default: 5)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=natural,
+        default=60,
+        metavar="N",
+        help="begin no more turns after that many; whoever has used up a fair part of them has no "
+        "other (default: 60)",
+    )
+
+
+def peers(text: str) -> list[str]:
+    """Read names of peers, with commas between them; none is nobody."""
+    names = [name.strip() for name in text.split(",")]
+    if names == ["none"]:
+        return []
+    wrong = next((name for name in names if name not in PEERS), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(f"{shown(wrong)} is none of {', '.join(PEERS)}, none")
+    return names

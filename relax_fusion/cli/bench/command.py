@@ -1,0 +1,209 @@
+"""``relax-fusion bench``: time a compiled model, its kernels, and the same model elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from ...frontends import ImportedModel
+from ...models.threads import use_all_cores
+from ...timing import in_turn
+from ...validation import json_text
+from ..artifact import when_interrupted
+from ..build import require_linker
+from ..compilation import is_compiled
+from ..compile import compile_to
+from ..console import CliError, Console, first_line
+from ..library import device_for
+from ..manifest import check_files, read_manifest
+from ..source import Source, open_source
+from .contenders import (
+    COMPILED,
+    OURS,
+    PEERS,
+    TORCH,
+    TVM,
+    Contender,
+    Turn,
+    installed,
+    ours,
+    tvm_default,
+)
+from .kernels import measure_kernels
+from .results import Results, write_json
+from .subject import Subject, sizes_of
+from .torch_peers import TorchPeers
+
+_COMPILING = (
+    *("dtype", "quantization", "max_seq_len", "batch", "bound", "disable", "always_fuse"),
+    *("allow_tf32", "validate", "database", "autotune", "no_cuda_graph"),
+)
+"""Arguments that say how a model is compiled."""
+
+
+def bench_command(args: argparse.Namespace, console: Console) -> int:
+    """Measure what a directory holds, or what a model is compiled to."""
+    use_all_cores()  # before TVM has made its threads
+    _check_file("--json", args.json)
+    with tempfile.TemporaryDirectory(prefix="relax-fusion-bench-") as folder:
+        results = Results(_subject(args, Path(folder), console))
+        with _partly(results, args, console):
+            _measure(results, args, console)
+        with results.told:
+            _tell(results, args, console)
+    return 0 if results.agrees else 1
+
+
+def _check_file(option: str, file: str | None) -> None:
+    if file in (None, "-"):
+        return
+    if Path(file).is_dir() or not Path(file).parent.is_dir():
+        raise CliError(f"{option} {file} must be a file in a directory that exists", code=2)
+
+
+def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subject:
+    """Return what is measured; a model is compiled first."""
+    source, model = None, None
+    directory = Path(args.source)
+    if is_compiled(directory):
+        _check_compiled(args)
+    else:
+        directory = folder / "out"
+        source, model = _compile(args, directory, console)
+    manifest = read_manifest(directory)
+    sizes = sizes_of(manifest, args.prompt, args.new_tokens, dict(args.size))
+    check_files(directory, manifest)
+    device = device_for(directory, manifest, console)
+    if device.type != "cpu" and args.device:
+        device = tvm.device(device.type, args.device)
+        if not device.exist:
+            raise CliError(f"--device {args.device}: TVM finds no such device here", code=2)
+    imported = model if isinstance(model, ImportedModel) else None
+    return Subject(directory, manifest, device, sizes, source, imported)
+
+
+def _check_compiled(args: argparse.Namespace) -> None:
+    given = next((name for name in _COMPILING if getattr(args, name)), None)
+    if given is not None:
+        raise CliError(
+            f"--{given.replace('_', '-')} says how a model is compiled, but {args.source} is "
+            "compiled already",
+            code=2,
+        )
+
+
+def _compile(args: argparse.Namespace, out: Path, console: Console) -> tuple[Source, Any]:
+    """Compile a model as `compile` does, into a directory that does not stay."""
+    require_linker()
+    source = open_source(args.source)
+    source.check(args)
+    source.require_weights()
+    console.step(f"exporting {source.name}")
+    model = source.model(args)
+    own = argparse.Namespace(**vars(args))
+    own.output, own.force, own.no_weights, own.cubins, own.debug_dump = (
+        out,
+        False,
+        False,
+        False,
+        None,
+    )
+    console.step(f"compiling {source.name}")
+    compile_to(out, source, model, own, console)
+    return source, model
+
+
+def _measure(results: Results, args: argparse.Namespace, console: Console) -> None:
+    """Make those ready who are measured, let them take turns, then look at single kernels."""
+    subject = results.subject
+    console.step(f"{OURS}: loading the library and the weights")
+    results.contenders[OURS] = ours(subject)
+    for who, make in _peers(subject, args).items():
+        console.step(f"{who}: getting ready")
+        try:
+            results.contenders[who] = make()
+        except Exception as err:  # of other libraries; the output says what failed
+            results.failed[who] = first_line(err) if not isinstance(err, CliError) else str(err)
+    _take_turns(results, args, console)
+    if args.no_kernels:
+        return
+    for step in results.steps:
+        console.step(f"timing the kernels of {step}")
+        results.kernels[step] = measure_kernels(subject, results.contenders[OURS], step)
+
+
+def _peers(subject: Subject, args: argparse.Namespace) -> dict[str, Callable[[], Contender]]:
+    """Return what makes the peers that were asked for."""
+    by_torch = TorchPeers(subject)
+    makers = {
+        TVM: lambda: tvm_default(subject),
+        TORCH: by_torch.eager,
+        COMPILED: by_torch.compiled,
+    }
+    wanted = installed() if args.against is None else args.against
+    return {who: makers[who] for who in PEERS if who in wanted}
+
+
+def _take_turns(results: Results, args: argparse.Namespace, console: Console) -> None:
+    """Time everybody in turn; the first turn of each warms up."""
+    began, spent = time.perf_counter(), dict.fromkeys(results.contenders, 0.0)
+
+    def timer(who: str) -> Callable[[int], list[Turn]]:
+        def turn(number: int) -> list[Turn]:
+            if number == 0 or time.perf_counter() - began > 1:
+                console.step(
+                    f"{who}: turn {number} of {args.repeat}" if number else f"{who}: warming up"
+                )
+            start = time.perf_counter()
+            try:
+                return results.contenders[who].turn()
+            except Exception as err:  # of other libraries, again
+                if who == OURS:
+                    raise
+                results.failed[who] = first_line(err)
+                return []
+            finally:
+                spent[who] += time.perf_counter() - start
+
+        return turn
+
+    def again(who: str, _: object) -> bool:
+        return spent[who] < args.seconds / len(spent)
+
+    in_turn({who: timer(who) for who in spent}, args.repeat + 1, again, results.turns)
+    for who in results.failed:
+        results.contenders.pop(who, None)
+
+
+@contextlib.contextmanager
+def _partly(results: Results, args: argparse.Namespace, console: Console) -> Iterator[None]:
+    """Tell what was measured so far where the process is asked to end."""
+
+    def tell() -> None:
+        if results.told.acquire(blocking=False) and results.turns.get(OURS):
+            results.is_interrupted = True
+            _tell(results, args, console)
+
+    with when_interrupted(tell):
+        try:
+            yield
+        except KeyboardInterrupt:  # where nobody watches over the process
+            tell()
+            raise
+
+
+def _tell(results: Results, args: argparse.Namespace, console: Console) -> None:
+    """Write the files, and print what was measured."""
+    if args.json == "-":
+        console.result(json_text(results.to_record()))
+    elif args.json is not None:
+        write_json(args.json, results)
+    if args.json != "-":
+        console.result(results.text())

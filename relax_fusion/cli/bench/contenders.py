@@ -1,0 +1,159 @@
+"""Who is measured: what `compile` made, TVM's default and torch, all timed in the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...hardware.target import make_target
+from ...models import Generator
+from ..build import build_default
+from ..console import CliError
+from .subject import Call, Subject, loaded
+
+OURS, TVM, TORCH, COMPILED = "relax_fusion", "tvm", "torch", "torch-compile"
+PEERS = (TVM, TORCH, COMPILED)
+
+CALLS, LONGEST = 10, 1.0
+"""Calls in a turn: so many, or until so many seconds are over."""
+
+Turn = Mapping[str, Sequence[float]]
+"""Seconds by step: of the prompt and of each token after it, or of each call."""
+
+
+class Session(Protocol):
+    """A decoder with its context, as `Generator` is one."""
+
+    def reset(self) -> None:
+        """Forget the context."""
+
+    def prefill(self, ids: Any) -> np.ndarray:
+        """Append tokens; the logits of the last one, on the host."""
+
+    def decode(self, ids: Any) -> np.ndarray:
+        """Append a token to each sequence; its logits."""
+
+
+class Callable_(Protocol):
+    """A model that is called with arrays."""
+
+    def __call__(self) -> Any:
+        """Call it and wait until the result is there, on the device."""
+
+    def arrays(self, result: Any) -> list[np.ndarray]:
+        """Return a result's arrays."""
+
+
+class Contender:
+    """Somebody who is measured.
+
+    Parameters
+    ----------
+    name : str
+        One of `OURS` and `PEERS`.
+    about : str
+        What exactly runs.
+    subject : Subject
+        Says what is run.
+    runs : Session or Callable_
+        What runs it.
+    same_weights : bool
+        Whether its results can be compared with ours.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        subject: Subject,
+        runs: Any,
+        same_weights: bool = True,
+    ) -> None:
+        self.name, self.about, self.same_weights = name, about, same_weights
+        self.runs, self.results = runs, list[np.ndarray]()
+        self._turn = _decoding(subject) if subject.is_decoder else _calling(subject)
+
+    def turn(self, _number: int = 0) -> list[Turn]:
+        """Run it once, and return how long its steps took."""
+        seconds, self.results = self._turn(self.runs)
+        return [seconds]
+
+
+Run = Callable[[Any], tuple[Turn, list[np.ndarray]]]
+
+
+def _decoding(subject: Subject) -> Run:
+    """Return what feeds a prompt and some tokens, each timed until its logits are on the host."""
+    ids, prompt, batch = subject.ids(), subject.sizes["prompt"], subject.batch
+
+    def run(session: Session) -> tuple[Turn, list[np.ndarray]]:
+        session.reset()
+        session.decode(np.full(batch, ids[0], "int32"))  # wakes threads that slept meanwhile
+        session.reset()
+        began = time.perf_counter()
+        results = [session.prefill(np.tile(ids[:prompt], (batch, 1)))]
+        results[0].argmax(axis=-1)
+        prefill, decode = time.perf_counter() - began, []
+        for token in ids[prompt:]:
+            began = time.perf_counter()
+            logits = session.decode(np.full(batch, token, "int32"))
+            logits.argmax(axis=-1)
+            decode.append(time.perf_counter() - began)
+            results[1:] = [logits]
+        return {"prefill": [prefill], "decode": decode}, results
+
+    return run
+
+
+def _calling(subject: Subject) -> Run:
+    """Return what calls a model several times."""
+
+    def run(call: Callable_) -> tuple[Turn, list[np.ndarray]]:
+        taken: list[float] = []
+        while len(taken) <= CALLS and sum(taken) < LONGEST:
+            began = time.perf_counter()
+            result = call()
+            taken.append(time.perf_counter() - began)
+        taken = taken[1:] or taken  # the first wakes threads that slept meanwhile
+        return {subject.function: taken}, call.arrays(result)
+
+    return run
+
+
+def installed() -> list[str]:
+    """Return the peers that can run here, as far as packages go."""
+    has_torch = find_spec("torch") is not None
+    return [TVM, *([TORCH, COMPILED] if has_torch else [])]
+
+
+def ours(subject: Subject) -> Contender:
+    """Load what `compile` made."""
+    library, exported = loaded(subject), subject.exported
+    about = f"relax_fusion {subject.manifest.versions.relax_fusion}, as it was compiled"
+    if subject.is_decoder:
+        assert exported is not None, "decoders are built from configurations"
+        runs: Any = Generator(library, exported, subject.weights(), subject.device)
+    else:
+        runs = Call(library, subject)
+    return Contender(OURS, about, subject, runs)
+
+
+def tvm_default(subject: Subject) -> Contender:
+    """Compile the same module with TVM's own pipeline."""
+    exported, model = subject.exported, subject.imported
+    if exported is None and model is None:
+        raise CliError(f"{subject.directory} has no module; give the file that it was made of")
+    target = make_target(subject.manifest.target)
+    executable = build_default(exported or model, target)  # type: ignore[arg-type]
+    version = subject.manifest.versions.tvm
+    about = f"the same module and weights by the default pipeline of TVM {version}"
+    if subject.is_decoder:
+        assert exported is not None, "decoders are built from configurations"
+        runs: Any = Generator(executable, exported, subject.weights(), subject.device)
+    else:
+        runs = Call(executable, subject)
+    return Contender(TVM, about, subject, runs)

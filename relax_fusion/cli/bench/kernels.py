@@ -1,0 +1,110 @@
+"""Kernels of a compiled model: what each takes, beside what was predicted of it at these sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import RelaxFusionError
+from ...estimator.tile_plan import PlanTable
+from ...hardware.target import device_of, make_target
+from ...inventory.costs import planned
+from ...report.html.kernels import MISS
+from ...timing import KernelTime, kernel_times
+from ...transforms.cuda_graph import RUN_OR_CAPTURE
+from ..compilation import Compilation, read_compilation
+from .contenders import Contender
+from .subject import Subject
+
+REPEATS = 5
+"""Calls by which the kernels of a function are timed."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A kernel in one step.
+
+    Parameters
+    ----------
+    time : KernelTime
+        What it takes.
+    chain : str
+        What it fuses, as reports call it; empty where no pass of ours made it.
+    predicted_s : float, optional
+        Seconds of one run, where the estimator has a price of it.
+    plan : str
+        The tiles that serve the sizes.
+    """
+
+    time: KernelTime
+    chain: str = ""
+    predicted_s: float | None = None
+    plan: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """The measured time over the predicted one."""
+        return self.time.times.median / self.predicted_s if self.predicted_s else None
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether they differ so much that the pages mark it."""
+        return self.ratio is not None and abs(self.ratio - 1) > MISS
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what JSON holds of it."""
+        return {
+            "kernel": self.time.name,
+            "chain": self.chain,
+            "launches": self.time.count,
+            **self.time.times.to_record(),
+            "predicted_s": self.predicted_s,
+            "plan": self.plan,
+            "is_miss": self.is_miss,
+        }
+
+
+def measure_kernels(subject: Subject, contender: Contender, step: str) -> list[Measured]:
+    """Time the kernels of one step, and predict those that we made."""
+    machine = contender.runs.machine
+    times = kernel_times(machine, _call(subject, contender, step), subject.device, REPEATS)
+    found = read_compilation(str(subject.directory))
+    return [_beside(subject, found, step, time) for time in times]
+
+
+def _call(subject: Subject, contender: Contender, step: str) -> Callable[[], Any]:
+    """Return what calls the function of a step, always at the same position."""
+    runs = contender.runs
+    if not subject.is_decoder:
+        return lambda: runs()
+    ids, prompt = subject.ids(), subject.sizes["prompt"]
+    rows = [ids[:prompt]] * subject.batch
+
+    def prefill() -> None:
+        runs.reset()
+        runs.prefill(rows)
+
+    def decode() -> None:
+        runs.length = prompt  # whose rows the caches have from the turns before
+        runs.decode([ids[prompt - 1]] * subject.batch)
+
+    return prefill if step == "prefill" else decode
+
+
+def _beside(subject: Subject, found: Compilation, step: str, time: KernelTime) -> Measured:
+    if time.name == RUN_OR_CAPTURE:
+        return Measured(time, "kernels that are replayed as a CUDA graph")
+    items = [i for i in found.items if i.kernel == time.name and i.function == step]
+    decisions = [d for d in found.record["decisions"] if d["kernel"] == time.name]
+    if not items or not decisions or items[0].work is None:
+        return Measured(time)
+    item, sizes = items[0], subject.calls()[step]
+    try:
+        device = device_of(make_target(subject.manifest.target))
+        plans = PlanTable.from_attr(decisions[0]["plans"])
+        prediction, plan = planned(item, items[0].work, plans, sizes, device)
+    except RelaxFusionError:  # a family that is not registered here, say
+        return Measured(time, item.chain)
+    seconds = None if prediction is None else prediction.seconds
+    return Measured(time, item.chain, seconds, plan)

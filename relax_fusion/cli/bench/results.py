@@ -1,0 +1,266 @@
+"""What was measured so far: for people, and as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...estimator import format_seconds
+from ...timing import PERCENTILES, Times, how
+from ...validation import json_text
+from ..console import CliError, table
+from ..measure import compare
+from .contenders import OURS, Contender, Turn
+from .kernels import Measured
+from .subject import Subject
+
+FORMAT = 1
+"""Raised when a reader of the JSON has to change."""
+
+
+@dataclass
+class Results:
+    """What was measured, which grows until all is done.
+
+    Parameters
+    ----------
+    subject : Subject
+        What is measured.
+    contenders : dict of str to Contender
+        Who could run, ours first.
+    failed : dict of str to str
+        Who could not, and why.
+    turns : dict of str to list of Turn
+        Times turn by turn; the first of several warms up, and is not counted.
+    kernels : dict of str to list of Measured
+        By step.
+    is_interrupted : bool
+        Whether it was ended before it was done.
+    """
+
+    subject: Subject
+    contenders: dict[str, Contender] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    kernels: dict[str, list[Measured]] = field(default_factory=dict)
+    is_interrupted: bool = False
+    told: threading.Lock = field(default_factory=threading.Lock)
+
+    def times(self, who: str, step: str) -> Times | None:
+        """Return the times of a step; None where there are none."""
+        turns = list(self.turns.get(who, ()))
+        counted = turns[1:] or turns
+        seconds = tuple(s for turn in counted for s in turn.get(step, ()))
+        return Times(seconds) if seconds else None
+
+    @property
+    def steps(self) -> list[str]:
+        """What is timed."""
+        return list(self.subject.calls())
+
+    def tokens_per_s(self, who: str, step: str) -> float | None:
+        """Return the tokens of a step in a second, by its median; None of what has none."""
+        times = self.times(who, step)
+        if times is None or not self.subject.is_decoder:
+            return None
+        prompt = self.subject.sizes["prompt"] if step == "prefill" else 1
+        return self.subject.batch * prompt / times.median
+
+    def agreement(self, who: str) -> dict[str, Any] | None:
+        """Return by how much results differ from ours; None where they have other weights.
+
+        ``tolerance`` is what rounding can explain, None where the model's sums are not known.
+        """
+        peer, own = self.contenders[who], self.contenders.get(OURS)
+        if who == OURS or own is None or not (peer.same_weights and peer.results and own.results):
+            return None
+        exported = self.subject.exported
+        if exported is not None:
+            worst, tolerance = compare(own.results, peer.results, exported)
+            agrees = worst <= tolerance
+            return {"largest_difference": worst, "tolerance": tolerance, "agrees": agrees}
+        pairs = zip(own.results, peer.results, strict=False)
+        largest = max((_difference(a, b) for a, b in pairs if a.shape == b.shape), default=None)
+        return {"largest_relative_difference": largest, "tolerance": None, "agrees": None}
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nobody's results differ from ours by more than rounding can explain."""
+        found = [self.agreement(who) for who in self.contenders]
+        return all(each is None or each["agrees"] is not False for each in found)
+
+    # --- as JSON ---------------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all of it as what JSON has; times are in seconds."""
+        manifest, device = self.subject.manifest, self.subject.device
+        return {
+            "format": FORMAT,
+            "is_interrupted": self.is_interrupted,
+            "versions": {"python": platform.python_version(), **_versions()},
+            "machine": {"cpu": _cpu(), "processors": len(os.sched_getaffinity(0)), **_gpu(device)},
+            "source": manifest.source,
+            "target": manifest.target,
+            "dtype": manifest.dtype,
+            "quantization": manifest.quantization,
+            "batch": manifest.batch,
+            "max_seq_len": manifest.max_seq_len,
+            "weights": manifest.weights,
+            "sizes": dict(self.subject.sizes),
+            "contenders": {who: self._of(who) for who in self.contenders},
+            "failed": dict(self.failed),
+            "kernels_are_timed": how(device),
+            "kernels": {
+                step: [each.to_record() for each in found] for step, found in self.kernels.items()
+            },
+        }
+
+    def _of(self, who: str) -> dict[str, Any]:
+        contender, steps = self.contenders[who], {}
+        for step in self.steps:
+            times = self.times(who, step)
+            if times is not None:
+                tokens = self.tokens_per_s(who, step)
+                steps[step] = {"tokens_per_s": tokens, **times.to_record()}
+        return {
+            "about": contender.about,
+            "turns": len(self.turns.get(who, ())),
+            "is_warm": len(self.turns.get(who, ())) > 1,
+            "steps": steps,
+            "agreement": self.agreement(who),
+        }
+
+    # --- for people ------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Return tables of the times, and who was measured."""
+        subject = self.subject
+        sizes = ", ".join(f"{n.replace('_', ' ')} {size}" for n, size in subject.sizes.items())
+        stored = subject.manifest.quantization or subject.manifest.dtype
+        where = _gpu(subject.device).get("gpu") or _cpu()
+        parts = [f"{subject.manifest.source}, {stored}, batch {subject.batch}, on {where}: {sizes}"]
+        if self.is_interrupted:
+            parts.append("INTERRUPTED: these are the times until then.")
+        parts += [self._step_text(step) for step in self.steps if self.times(OURS, step)]
+        parts.append(self._peers_text())
+        for step, kernels in self.kernels.items():
+            parts.append(f"kernels of {step}\n\n{_kernels_table(kernels)}")
+        if self.kernels:
+            parts.append(f"Kernels are timed so: {how(subject.device)}.")
+        return "\n\n".join(part for part in parts if part)
+
+    def _step_text(self, step: str) -> str:
+        title = {"prefill": "time to first token", "decode": "each token after it"}.get(step, step)
+        percentiles = [f"p{percent}" for percent in PERCENTILES]
+        rate = ("tokens/s",) if self.subject.is_decoder else ()
+        rows = [(title, *percentiles, *rate, "times", "of relax_fusion")]
+        own = self.times(OURS, step)
+        for who in self.contenders:
+            times = self.times(who, step)
+            if times is None or own is None:
+                continue
+            tokens = self.tokens_per_s(who, step)
+            rows.append(
+                (
+                    who,
+                    *(format_seconds(times.percentile(p)) for p in PERCENTILES),
+                    *([f"{tokens:,.1f}"] if tokens is not None else []),
+                    str(len(times.seconds)),
+                    f"{times.median / own.median:.2f}x",
+                )
+            )
+        return table(rows)
+
+    def _peers_text(self) -> str:
+        lines = []
+        for who, contender in self.contenders.items():
+            once = "; one turn, not warmed up" if len(self.turns.get(who, ())) == 1 else ""
+            lines.append(f"{who}: {contender.about}{once}{_agreement_text(self.agreement(who))}")
+        lines += [f"{who}: not measured: {why}" for who, why in self.failed.items()]
+        return "\n".join(lines)
+
+
+def write_json(file: str, results: Results) -> None:
+    """Write results to a file, which is replaced as a whole or not at all."""
+    stage = Path(f"{file}.{os.getpid()}.part")
+    try:
+        stage.write_text(json_text(results.to_record()) + "\n", encoding="utf-8")
+        stage.replace(file)
+    except OSError as err:
+        raise CliError(f"{file} cannot be written: {err.strerror}") from err
+    finally:
+        stage.unlink(missing_ok=True)
+
+
+def _kernels_table(kernels: list[Measured]) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("kernel", "runs", "measured", "in a call", "predicted", "measured/predicted")
+    ]
+    for each in kernels:
+        predicted = "" if each.predicted_s is None else format_seconds(each.predicted_s)
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}{' *' if each.is_miss else ''}"
+        times = (format_seconds(each.time.times.median), format_seconds(each.time.seconds))
+        rows.append((each.time.name, str(each.time.count), *times, predicted, ratio))
+    total = format_seconds(sum(each.time.seconds for each in kernels))
+    known = [e.predicted_s * e.time.count for e in kernels if e.predicted_s is not None]
+    rows.append(("all", "", "", total, format_seconds(sum(known)) if known else "", ""))
+    return table(rows)
+
+
+def _agreement_text(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    if found["tolerance"] is None:
+        worst = found["largest_relative_difference"]
+        return "" if worst is None else f"; results differ by {worst:.1e} of the largest"
+    verdict = "agree" if found["agrees"] else "DISAGREE"
+    return (
+        f"; results {verdict}: they differ by {found['largest_difference']:.1e}, rounding explains "
+        f"{found['tolerance']:.1e}"
+    )
+
+
+def _difference(one: np.ndarray, two: np.ndarray) -> float:
+    wide = one.astype("float64")
+    return float(np.abs(wide - two).max() / max(np.abs(wide).max(), 1e-30)) if one.size else 0.0
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("relax-fusion", "apache-tvm", "triton", "numpy", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu() -> str:
+    """Return what the system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _gpu(device: Any) -> dict[str, str]:
+    """Return what the driver calls the GPU, and the driver's version."""
+    if device.type != "cuda":
+        return {}
+    found = {"gpu": str(device.device_name)}
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return found
+    return {**found, "driver": done.stdout.split()[0]} if done.stdout.split() else found

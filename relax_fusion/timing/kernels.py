@@ -1,0 +1,139 @@
+"""Times of single kernels in a call, by the instrument of TVM's virtual machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tvm
+
+from ..transforms.cuda_graph import RUN_OR_CAPTURE
+from .times import Times
+
+BUSY_BYTES = 128 << 20
+"""Copied in front of each kernel on a GPU: it keeps the device busy while the host launches."""
+
+HOW_CPU = "each kernel by the host's clock, between two calls of the virtual machine's instrument"
+HOW_GPU = (
+    f"each kernel behind a copy of {BUSY_BYTES >> 20} MiB that keeps the GPU busy while the host "
+    "launches it; of the time until both are done the median time of a copy alone is subtracted"
+)
+
+_BUILTIN = "vm.builtin."
+_EMPTY = 20
+"""How often a copy alone is timed."""
+
+
+class Instrumented(Protocol):
+    """A virtual machine of Relax."""
+
+    def set_instrument(self, instrument: Any) -> None:
+        """Have a function called before and after each instruction."""
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel in the calls of one function.
+
+    Parameters
+    ----------
+    name : str
+        The PrimFunc, or `RUN_OR_CAPTURE`: the kernels of a CUDA graph, which are timed as one.
+    count : int
+        How often one call runs it.
+    times : Times
+        Of every run.
+    """
+
+    name: str
+    count: int
+    times: Times
+
+    @property
+    def seconds(self) -> float:
+        """What one call spends in it, by the median of its runs."""
+        return self.count * self.times.median
+
+
+def how(device: tvm.runtime.Device) -> str:
+    """Say how kernels on a device are timed."""
+    return HOW_CPU if _is_cpu(device) else HOW_GPU
+
+
+def kernel_times(
+    machine: Instrumented, call: Callable[[], Any], device: tvm.runtime.Device, repeats: int
+) -> list[KernelTime]:
+    """Time the kernels of a call, one by one; what takes longest comes first.
+
+    Parameters
+    ----------
+    machine : VirtualMachine
+        What runs them; it has no other instrument, and none afterwards.
+    call : callable
+        Calls a function of it, always with the same sizes.
+    device : tvm.runtime.Device
+        Where kernels run.
+    repeats : int
+        How often it is called, after one call that is not timed.
+    """
+    call()  # captures CUDA graphs, which cannot be done while kernels are waited for
+    clock = _Clock(device)
+    machine.set_instrument(clock.instrument)
+    try:
+        for _ in range(repeats):
+            call()
+    finally:
+        machine.set_instrument(None)
+    found = [
+        KernelTime(name, len(each) // repeats, Times(tuple(each)))
+        for name, each in clock.found.items()
+    ]
+    return sorted(found, key=lambda kernel: -kernel.seconds)
+
+
+def _is_cpu(device: tvm.runtime.Device) -> bool:
+    return device.dlpack_device_type() == tvm.cpu().dlpack_device_type()
+
+
+class _Clock:
+    """Collects the seconds of kernels by name."""
+
+    def __init__(self, device: tvm.runtime.Device) -> None:
+        self.found: dict[str, list[float]] = {}
+        self._device, self._began = device, 0.0
+        self._alone = 0.0
+        self._busy: tuple[Any, Any] | None = None
+        if not _is_cpu(device):
+            zeros = np.zeros(BUSY_BYTES, "int8")
+            self._busy = tvm.runtime.tensor(zeros, device), tvm.runtime.tensor(zeros, device)
+            self._alone = Times(tuple(self._copy_alone() for _ in range(_EMPTY))).median
+
+    def instrument(self, _func: Any, name: str, before: bool, *_: Any) -> int:
+        """Note the time before an instruction, and add it up after; 0: go on as usual."""
+        if name.startswith(_BUILTIN) and name != RUN_OR_CAPTURE:
+            return 0
+        if before:
+            self._begin()
+        else:
+            self.found.setdefault(name, []).append(self._end())
+        return 0
+
+    def _begin(self) -> None:
+        if self._busy is not None:
+            self._device.sync()
+        self._began = time.perf_counter()
+        if self._busy is not None:
+            source, target = self._busy
+            source.copyto(target)
+
+    def _end(self) -> float:
+        if self._busy is not None:
+            self._device.sync()
+        return max(time.perf_counter() - self._began - self._alone, 0.0)
+
+    def _copy_alone(self) -> float:
+        self._begin()
+        return self._end()

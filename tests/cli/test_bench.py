@@ -1,0 +1,201 @@
+"""``bench``: what is measured, against whom, what is refused, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import relax_fusion.cli.compile as compile_module
+from relax_fusion.cli import main
+from relax_fusion.cli.artifact import remove_stages
+from relax_fusion.cli.bench import contenders
+from relax_fusion.cli.build import build, build_default
+from tests.support.quick import quick_host, quick_passes
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+BERT = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "hidden_act": "gelu",
+}
+QUICK = ("--repeat", "1", "-q")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile():
+    """Compile for this machine without optimisations, which take long."""
+    made = quick_host()
+    with pytest.MonkeyPatch.context() as patch, quick_passes():
+        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
+        patch.setattr(
+            compile_module,
+            "build",
+            lambda *args, **options: build(*args, variable_bounds={"seq_len": 16}, **options),
+        )
+        made_once = cache(lambda config, target: build_default(exported_of[config], target))
+        exported_of = {}
+
+        def default(exported, target):
+            exported_of[exported.config] = exported
+            return made_once(exported.config, quick_host())
+
+        patch.setattr(contenders, "build_default", default)
+        yield
+
+
+def compiled_from(config: dict, folder: Path) -> Path:
+    source = folder / "tiny" / "config.json"
+    source.parent.mkdir()
+    source.write_text(json.dumps(config))
+    assert main(["compile", str(source), "-o", str(folder / "out"), "-q"]) == 0
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> Path:
+    return compiled_from(CONFIG, tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    return compiled_from(BERT, tmp_path_factory.mktemp("encoder"))
+
+
+def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
+    file = tmp_path / "times.json"
+    file.write_text("old")
+    sizes = ("--prompt", "6", "--new-tokens", "4", "--against", "torch,tvm")
+    assert main(["bench", str(decoder), *sizes, *QUICK, "--json", str(file)]) == 0
+    out, found = capsys.readouterr().out, json.loads(file.read_text())
+    assert found["sizes"] == {"prompt": 6, "new_tokens": 4} and not found["is_interrupted"]
+    assert list(found["contenders"]) == ["relax_fusion", "tvm", "torch"] and not found["failed"]
+    for who, each in found["contenders"].items():
+        steps = each["steps"]
+        assert (steps["prefill"]["count"], steps["decode"]["count"]) == (1, 3)
+        rate = 6 / steps["prefill"]["p50_s"]
+        assert steps["prefill"]["tokens_per_s"] == pytest.approx(rate)
+        assert each["is_warm"] and f"{who}: {each['about']}" in out
+    for who in ("tvm", "torch"):
+        assert found["contenders"][who]["agreement"]["agrees"], "all have the same weights"
+    assert "LlamaForCausalLM of transformers" in out and "eager, a growing cache" in out
+    attention = next(k for k in found["kernels"]["decode"] if "attention" in k["kernel"])
+    assert attention["launches"] == 1 and attention["predicted_s"] > 0 and attention["p50_s"] > 0
+    assert "each kernel by the host's clock" in out
+    assert [each.name for each in tmp_path.iterdir()] == ["times.json"]
+
+
+def test_an_encoder_at_the_size_that_was_asked_for(encoder, capsys):
+    def predicted(size: int) -> float:
+        arguments = ["--size", f"seq_len={size}", "--against", "none", "--json", "-"]
+        assert main(["bench", str(encoder), *arguments, *QUICK]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["sizes"] == {"seq_len": size}
+        assert found["contenders"]["relax_fusion"]["steps"]["encode"]["count"] == 10
+        kernels = [k for k in found["kernels"]["encode"] if "attention" in k["kernel"]]
+        return kernels[0]["predicted_s"]
+
+    assert predicted(2) < predicted(16), "attention is predicted at the keys of the call"
+
+
+def test_an_encoder_against_torch(encoder, capsys):
+    assert main(["bench", str(encoder), "--against", "torch", "--no-kernels", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "BertForMaskedLM of transformers" in out and "results agree" in out
+    assert "kernels of" not in out
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--prompt", "16", "--new-tokens", "2"], "--prompt 16 and --new-tokens 2 do not fit the"),
+        (["--size", "seq_len=4"], "--size seq_len: tiny generates text, and takes --prompt"),
+        (["--dtype", "float16"], "--dtype says how a model is compiled, but"),
+        (["--against", "jax"], "'jax' is none of tvm, torch, torch-compile, none"),
+        (["--json", "/no/such/folder/x.json"], "must be a file in a directory that exists"),
+    ],
+)
+def test_what_is_refused_of_a_decoder(decoder, capsys, arguments, says):
+    assert main(["bench", str(decoder), *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--prompt", "4"], "tiny generates no text: --prompt and --new-tokens are for models"),
+        (["--size", "rows=4"], "--size names 'rows'; the symbolic sizes of tiny are seq_len"),
+        (["--size", "seq_len=17"], "--size seq_len=17: tiny takes from 1 to 16"),
+    ],
+)
+def test_what_is_refused_of_an_encoder(encoder, capsys, arguments, says):
+    assert main(["bench", str(encoder), *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_peer_that_cannot_run_says_why(decoder, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(contenders, "build_default", fail)
+    assert main(["bench", str(decoder), "--against", "tvm", "--no-kernels", *QUICK]) == 0
+    assert "tvm: not measured: RuntimeError: no kernel image" in capsys.readouterr().out
+
+
+def test_other_results_are_called_a_disagreement(decoder, monkeypatch, capsys):
+    turns = contenders.Contender.turn
+
+    def wrong(self, number=0):
+        found = turns(self, number)
+        self.results = [r + (self.name == "tvm") for r in self.results]
+        return found
+
+    monkeypatch.setattr(contenders.Contender, "turn", wrong)
+    assert main(["bench", str(decoder), "--against", "tvm", "--no-kernels", *QUICK]) == 1
+    assert "results DISAGREE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_an_interrupted_run_tells_what_it_has(decoder, tmp_path, monkeypatch, capsys, is_watched):
+    """Whether by the thread that watches over the process, or by an exception."""
+    turn, turns = contenders.Contender.turn, []
+
+    def interrupted(self, number=0):
+        turns.append(number)
+        if len(turns) > 2:
+            if is_watched:
+                remove_stages()
+            raise KeyboardInterrupt
+        return turn(self, number)
+
+    monkeypatch.setattr(contenders.Contender, "turn", interrupted)
+    file = tmp_path / "times.json"
+    arguments = ["--against", "none", "-q", "--json", str(file)]
+    assert main(["bench", str(decoder), *arguments]) == 130
+    out, err = capsys.readouterr()
+    assert out.count("INTERRUPTED: these are the times until then") == 1
+    assert "time to first token" in out and err == "relax-fusion: error: interrupted\n"
+    assert json.loads(file.read_text())["is_interrupted"]
+    remove_stages()
+    assert capsys.readouterr().out == "", "it is told once"
