@@ -131,6 +131,7 @@ def _measure(results: Results, args: argparse.Namespace, console: Console) -> No
             results.contenders[who] = make()
         except Exception as err:  # of other libraries; the output says what failed
             results.failed[who] = first_line(err) if not isinstance(err, CliError) else str(err)
+    subject.forget_weights()
     _take_turns(results, args, console)
     if args.no_kernels:
         return

@@ -146,7 +146,8 @@ class Results:
         sizes = ", ".join(f"{n.replace('_', ' ')} {size}" for n, size in subject.sizes.items())
         stored = subject.manifest.quantization or subject.manifest.dtype
         where = _gpu(subject.device).get("gpu") or _cpu()
-        parts = [f"{subject.manifest.source}, {stored}, batch {subject.batch}, on {where}: {sizes}"]
+        what = [subject.manifest.source, stored, *([f"batch {subject.batch}"] * subject.is_decoder)]
+        parts = [f"{', '.join(what)}, on {where}{': ' * bool(sizes)}{sizes}"]
         if self.is_interrupted:
             parts.append("INTERRUPTED: these are the times until then.")
         parts += [self._step_text(step) for step in self.steps if self.times(OURS, step)]

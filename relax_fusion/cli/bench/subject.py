@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,7 @@ class Subject:
     sizes: Mapping[str, int]
     source: Source | None = None
     imported: ImportedModel | None = None
+    _random: list[np.ndarray] = field(default_factory=list, repr=False)
 
     @property
     def is_decoder(self) -> bool:
@@ -67,7 +69,7 @@ class Subject:
         """The function of a model that is no decoder."""
         return self.manifest.functions[0]
 
-    @property
+    @cached_property
     def exported(self) -> ExportedModel | None:
         """The model as it was built from its configuration, if it was."""
         return None if self.manifest.config is None else exported_again(self.manifest)
@@ -75,9 +77,15 @@ class Subject:
     def weights(self) -> Iterable[np.ndarray]:
         """Return the weights, random ones where the directory has none."""
         exported = self.exported
-        if self.manifest.weights == "none" and exported is not None:
-            return random_weights(exported)
-        return weights_of(self.directory, self.manifest, 0)
+        if self.manifest.weights == "file" or exported is None:
+            return weights_of(self.directory, self.manifest, 0)
+        if not self._random:  # making them takes longer than copying them
+            self._random.extend(random_weights(exported))
+        return self._random
+
+    def forget_weights(self) -> None:
+        """Give the memory of random weights back, when everybody has theirs."""
+        self._random.clear()
 
     def calls(self) -> dict[str, dict[str, int]]:
         """Return by step the function that is called and the symbolic sizes that it has then."""
