@@ -26,12 +26,14 @@ from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
 from .passes import PATTERNS
 from .passes.options import Bound, FuseOptions, Plans
 from .report import Report
+from .transforms.debug_dump import Wanted
 from .validation import Natural, check, plain, shown
 
 Backend = Literal["auto", "mixed", "tir", "triton"]
 BACKENDS = get_args(Backend)
 
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
+_TOLD |= {"dump_functions", "dump_phases"}
 _TOLD |= {"database", "autotune", "disable", "cubins", "always_fuse", "allow_tf32", "validate"}
 """Fields that a dump tells of."""
 
@@ -95,6 +97,9 @@ class PipelineOptions:
     debug_dump : Path, optional
         Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``, for
         ``passes.json`` and ``index.html`` (what each pass changed), and for ``report.html``.
+    dump_functions, dump_phases : tuple of str
+        What is dumped: functions, with those that they call, and phases, by what their files have
+        behind ``debug-phase``, or ``final``; all by default.
     backend : {"auto", "mixed", "tir", "triton"}
         Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
         kernel, and TIR elsewhere.  "mixed": both there, for each size who is predicted to be
@@ -139,6 +144,8 @@ class PipelineOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     ext_mods: Sequence[ExternModule] = ()
     debug_dump: Path | None = None
+    dump_functions: tuple[str, ...] = ()
+    dump_phases: tuple[str, ...] = ()
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
     database: Path | None = None
@@ -176,6 +183,9 @@ class PipelineOptions:
             raise PipelineError(f"metadata is {shown(self.metadata)}; not JSON: {err}") from err
         if self.debug_dump is not None and not _can_be_named(self.debug_dump):
             raise PipelineError(f"debug_dump is {shown(str(self.debug_dump))}; must be a directory")
+        if self.debug_dump is None and (self.dump_functions or self.dump_phases):
+            name = "dump_functions" if self.dump_functions else "dump_phases"
+            raise PipelineError(f"{name} needs debug_dump: the directory of the dump")
         self._check_plans()
 
     def _check_plans(self) -> None:
@@ -220,6 +230,19 @@ class PipelineOptions:
     def uses_triton(self) -> bool:
         """Whether fused kernels are Triton's, where it has one."""
         return self.backend != "tir" and has_triton(self.target)
+
+
+def dumped(options: PipelineOptions, files: Sequence[str]) -> Wanted:
+    """Return what is to be dumped; `files` are those of the phases that there are.
+
+    Raises
+    ------
+    PipelineError
+        If a phase is to be dumped that there is not.
+    """
+    wanted = Wanted(options.debug_dump, options.dump_functions, options.dump_phases)
+    wanted.check_phases(files)
+    return wanted
 
 
 def choices(options: PipelineOptions) -> dict[str, str]:
@@ -272,9 +295,9 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
     bounds = given.get("variable_bounds")
     if isinstance(bounds, Mapping):
         given["variable_bounds"] = {name: plain(bound) for name, bound in bounds.items()}
-    disable = given.get("disable", ())
-    if isinstance(disable, str):
-        given["disable"] = (disable,)
-    elif isinstance(disable, Iterable):
-        given["disable"] = tuple(disable)
+    for name in ("disable", "dump_functions", "dump_phases"):
+        if isinstance(given.get(name), str):
+            given[name] = (given[name],)
+        elif isinstance(given.get(name), Iterable):
+            given[name] = tuple(given[name])
     return PipelineOptions(make_target(target), **given)

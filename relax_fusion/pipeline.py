@@ -38,7 +38,7 @@ from .inventory import RecordKernels, RecordWork
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered
-from .options import PipelineOptions, choices, make_options
+from .options import PipelineOptions, choices, dumped, make_options
 from .passes import PATTERNS
 from .transforms.annotate import (
     AttachAdditionalPrimFuncs,
@@ -332,10 +332,11 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     phases : sequence of tuple
         As in `PHASES`.
     """
+    wanted = dumped(options, [file for file, *_ in phases])
 
     @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        target, dump = options.target, phase_runner(options.debug_dump, mod, choices(options))
+        target, dump = options.target, phase_runner(wanted, mod, choices(options))
         page = paged(options.report, target, options.fuse.backend, options.debug_dump)
         with page, target, no_cycles_collected(), remembered(), source_compiler(), dump as perform:
             for file, phase, doing in phases:

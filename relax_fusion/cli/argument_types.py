@@ -78,6 +78,14 @@ def devices(text: str) -> list[Target]:
     return [target(name) for name in names]
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Read names with commas between them; each once."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of names such as one,two")
+    return found
+
+
 def _integer(text: str, least: int) -> int:
     if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
         return int(text)

@@ -158,6 +158,8 @@ def _write_library(
         use_cuda_graph=not args.no_cuda_graph,
         cubins=args.cubins,
         debug_dump=args.debug_dump,
+        dump_functions=args.dump_functions,
+        dump_phases=args.dump_phases,
         progress=console.step,
         **({"variable_bounds": known} if known else {}),
     )

@@ -8,19 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tvm
+from tvm.ir.transform import Pass
 
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..hardware.target import device_of
 from ..options import PipelineOptions
-from ..pipeline import (
-    count_launches,
-    phase0_annotate,
-    phase1_fuse,
-    phase2_lower,
-    phase3_tir,
-    schedule_kernels,
-)
+from ..pipeline import PHASES, count_launches, run_phases, schedule_kernels
 from ..report import (
     Report,
     autotune_table,
@@ -31,7 +24,6 @@ from ..report import (
     validation_table,
 )
 from ..report.decision import Decision
-from ..transforms.debug_dump import paged
 from ..triton_bridge.texts import record_sources
 from .build import guarded
 from .compilation import report_record
@@ -49,13 +41,10 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     console.step(f"exporting {source.name}")
     model = source.model(args)
     report = Report()
-    options = _options(args, report, bounds(model))
+    options = _options(args, report, bounds(model), console)
     console.step(f"looking for chains to fuse for {device.description}")
     report.material.model = f"{source.name}, {described(model)}"
-    with paged(report, options.target, options.fuse.backend), options.target:
-        mod = guarded(lambda: _fused(model.mod, options), args.target)
-        console.step("looking for rules that schedule the kernels")
-        guarded(lambda: _scheduled(mod, options), args.target)
+    guarded(lambda: run_phases(options, _PHASES)(model.mod), args.target)
     if args.html is not None:
         _write_page(report, args.html, console)
     facts = {
@@ -91,7 +80,9 @@ def _write_page(report: Report, file: str, console: Console) -> None:
         raise CliError(f"{file} cannot be written ({err.strerror})") from err
 
 
-def _options(args: argparse.Namespace, report: Report, known: Mapping[str, int]) -> PipelineOptions:
+def _options(
+    args: argparse.Namespace, report: Report, known: Mapping[str, int], console: Console
+) -> PipelineOptions:
     """Return what the pipeline is told."""
     return PipelineOptions(
         args.target,
@@ -102,7 +93,11 @@ def _options(args: argparse.Namespace, report: Report, known: Mapping[str, int])
         backend=args.backend,
         database=None if args.database is None else Path(args.database),
         autotune=args.autotune,
+        debug_dump=None if args.debug_dump is None else Path(args.debug_dump),
+        dump_functions=args.dump_functions,
+        dump_phases=args.dump_phases,
         report=report,
+        progress=console.step,
         variable_bounds=known,
     )
 
@@ -119,19 +114,15 @@ def _parts(report: Report, args: argparse.Namespace) -> list[str]:
     return parts
 
 
-def _fused(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
-    """Run the phases that decide about chains."""
-    passes = [*phase0_annotate(options), *phase1_fuse(options)]
-    return tvm.transform.Sequential(passes)(mod)
-
-
-def _scheduled(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
-    """Run the phases from there to scheduled kernels; Triton's are not compiled."""
-    passes = [*phase2_lower(options), *phase3_tir(options), schedule_kernels(options)]
+def _scheduled(options: PipelineOptions) -> list[Pass]:
+    """Return what takes the place of phase 4: Triton's kernels are not compiled."""
+    passes: list[Pass] = [schedule_kernels(options)]
     if options.report is not None:
         passes += record_sources(options.target, options.report.material.sources)
-    passes += count_launches(options)
-    return tvm.transform.Sequential(passes)(mod)
+    return [*passes, *count_launches(options)]
+
+
+_PHASES = (*PHASES[:4], ("debug-phase4.py", _scheduled, "looking for rules that schedule kernels"))
 
 
 def fused_text(decisions: list[Decision]) -> str:

@@ -12,7 +12,7 @@ from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..quantization import QUANTIZATIONS
-from .argument_types import bound, path, positive, target
+from .argument_types import bound, names, path, positive, target
 from .console import Console
 from .source import ZOO
 
@@ -63,6 +63,31 @@ def add_measured(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="embed the four best-priced kernels of each range of sizes, for the library to "
         "measure at its first call (Triton's kernels)",
+    )
+
+
+def add_dump(parser: argparse.ArgumentParser) -> None:
+    """Add what is dumped, and where to."""
+    parser.add_argument(
+        "--debug-dump",
+        type=path,
+        metavar="DIR",
+        help="write the module after each phase as TVMScript, index.html (what each pass changed), "
+        "and report.html",
+    )
+    parser.add_argument(
+        "--dump-functions",
+        type=names,
+        default=(),
+        metavar="NAME,...",
+        help="of --debug-dump: these functions alone, and what they call",
+    )
+    parser.add_argument(
+        "--dump-phases",
+        type=names,
+        default=(),
+        metavar="N,...",
+        help="of --debug-dump: these phases alone, such as 1,4,final",
     )
 
 

@@ -13,7 +13,7 @@ from .bench.arguments import add_bench
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
-from .model_arguments import Commands, add_measured, add_model_arguments, command
+from .model_arguments import Commands, add_dump, add_measured, add_model_arguments, command
 from .run import run_command
 from .study_parsers import add_diff, add_inspect, add_workloads
 from .tune import tune_command
@@ -123,13 +123,7 @@ def _add_compile(commands: Commands) -> None:
         action="store_true",
         help="compile TVM's CUDA kernels now, by NVRTC, and not when lib.so is loaded",
     )
-    parser.add_argument(
-        "--debug-dump",
-        type=path,
-        metavar="DIR",
-        help="write the module after each phase as TVMScript, index.html (what each pass "
-        "changed), and report.html",
-    )
+    add_dump(parser)
 
 
 def _add_tune(commands: Commands) -> None:
@@ -238,3 +232,4 @@ def _add_explain(commands: Commands) -> None:
         help="write one page for a browser as well, which needs no network: graphs, candidates, "
         "rooflines, what was declined and what it costs; a FILE that exists is replaced",
     )
+    add_dump(parser)

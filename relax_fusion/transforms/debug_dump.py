@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
@@ -17,7 +18,8 @@ from ..hardware.target import device_of
 from ..report import Report
 from ..report.html.dump_page import dump_html
 from ..report.passes import PASSES, DumpRecord, PassRecord, PhaseRecord, passes_text
-from .record_passes import PassRecorder, name_of
+from ..validation import shown
+from .record_passes import PassRecorder, functions_by_name, name_of, reached
 
 PAGE = "report.html"
 """What the page of a report is called, beside dumps and libraries."""
@@ -26,22 +28,87 @@ INDEX = "index.html"
 """What the page of a dump is called."""
 
 
+_MODULES = (*(f"debug-phase{i}.py" for i in range(6)), "debug-final.py")
+"""The modules that dumps have, of our pipeline and of MLC-LLM's."""
+
 PhaseRunner = Callable[[str, str, Sequence[Pass], ir.IRModule], ir.IRModule]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be dumped.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        Where to; nothing is dumped without.
+    functions : tuple of str
+        Names of functions, which are dumped with those that they call; empty for all.
+    phases : tuple of str
+        What the names of their files have behind ``debug-phase``, or ``final``; empty for all.
+    """
+
+    directory: Path | None = None
+    functions: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+
+    def check_phases(self, files: Sequence[str]) -> None:
+        """Refuse phases that do not exist, given the files of those that do.
+
+        Raises
+        ------
+        PipelineError
+            If there is one.
+        """
+        known = [_short(file) for file in files]
+        for name in self.phases:
+            if name not in known:
+                raise PipelineError(
+                    f"dump_phases names {shown(name)}; there are {', '.join(known)}"
+                )
+
+    def check_functions(self, mod: ir.IRModule) -> None:
+        """Refuse functions that a module does not have.
+
+        Raises
+        ------
+        PipelineError
+            If there is one.
+        """
+        known = functions_by_name(mod)
+        for name in self.functions:
+            if name not in known:
+                some = ", ".join(list(known)[:_MOST_NAMED])
+                more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+                told = f"the module has {some}{more}" if known else "the module has none"
+                raise PipelineError(f"dump_functions names {shown(name)}; {told}")
+
+
+_MOST_NAMED = 20
+
+
+def _short(file: str) -> str:
+    """Return what a phase is called by users: ``"1"``, ``"final"``."""
+    return file.removeprefix("debug-").removeprefix("phase").removesuffix(".py")
 
 
 @contextmanager
 def phase_runner(
-    directory: Path | None, mod: ir.IRModule, options: Mapping[str, str]
+    wanted: Wanted, mod: ir.IRModule, options: Mapping[str, str]
 ) -> Iterator[PhaseRunner]:
-    """Give what runs the passes of a phase; where there is a directory, as `DebugDump.run`."""
-    if directory is None:
-        yield lambda _file, _title, passes, given: tvm.transform.Sequential(passes)(given)
+    """Give what runs the passes of a phase; as `DebugDump.run` where there is a directory."""
+    if wanted.directory is None:
+        yield _run
         return
-    dump = DebugDump(directory, mod, options)
+    dump = DebugDump(wanted.directory, wanted, mod, options)
     try:
         yield dump.run
     finally:
         dump.write()
+
+
+def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
+    return tvm.transform.Sequential(passes)(mod)
 
 
 class DebugDump:
@@ -50,17 +117,30 @@ class DebugDump:
     Parameters
     ----------
     directory : Path
-        Made if needed; files of an earlier dump are replaced.
+        Made if needed; files of an earlier dump are removed, and no others.
+    wanted : Wanted
+        What is dumped.
     mod : tvm.IRModule
         What the first phase is given.
     options : mapping of str to str
         What the pipeline was told, as text.
+
+    Raises
+    ------
+    PipelineError
+        If the module lacks a function that is wanted, or a file cannot be removed.
     """
 
-    def __init__(self, directory: Path, mod: ir.IRModule, options: Mapping[str, str]):
+    def __init__(
+        self, directory: Path, wanted: Wanted, mod: ir.IRModule, options: Mapping[str, str]
+    ):
+        wanted.check_functions(mod)
+        for name in (*_MODULES, PASSES, INDEX, PAGE):
+            _remove(directory / name)
         self._directory = directory
-        self._recorder = PassRecorder(mod)
+        self._wanted = wanted
         self._options = options
+        self._recorder: PassRecorder | None = None
         self._phases: list[PhaseRecord] = []
         self._failed = ""
 
@@ -83,14 +163,20 @@ class DebugDump:
         PipelineError
             If a file cannot be written.
         """
+        if self._wanted.phases and _short(file) not in self._wanted.phases:
+            self._recorder = None
+            return _run(file, title, passes, mod)
+        recorder = self._recorder or PassRecorder(mod, self._wanted.functions)
+        self._recorder = recorder
         records: list[PassRecord] = []
         try:
-            mod = self._recorder.run(passes, mod, records)
+            mod = recorder.run(passes, mod, records)
         finally:
             seconds = sum(record.seconds for record in records)
             self._phases.append(PhaseRecord(file, title, seconds, tuple(records)))
             self._failed = name_of(passes[len(records)]) if len(records) < len(passes) else ""
-        _write(self._directory / file, mod.script(show_meta=False) + "\n")
+        part = _part(mod, self._wanted.functions)
+        _write(self._directory / file, part.script(show_meta=False) + "\n")
         return mod
 
     def write(self) -> None:
@@ -100,6 +186,23 @@ class DebugDump:
         files = [phase.file for phase in self._phases[: -1 if self._failed else None]]
         page = dump_html(record, files, "" if self._failed else PAGE)
         _write(self._directory / INDEX, page)
+
+
+def _part(mod: ir.IRModule, functions: Sequence[str]) -> ir.IRModule:
+    """Return the module of some functions, and of what they call; without names, all of it."""
+    if not functions:
+        return mod
+    kept = reached(mod, functions)
+    return ir.IRModule({gvar: f for gvar, f in mod.functions_items() if gvar.name_hint in kept})
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except NotADirectoryError:
+        return  # writing will say so
+    except OSError as err:
+        raise PipelineError(f"debug_dump: {path} cannot be removed ({err.strerror})") from err
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import tvm
 import tvm_ffi
-from tvm import ir
+from tvm import ir, relax
 from tvm.ir.transform import Pass
 
 from ..report.passes import FunctionChange, PassRecord
@@ -59,10 +59,15 @@ class PassRecorder:
     ----------
     mod : tvm.IRModule
         What the first pass is given.
+    functions : sequence of str
+        Names of functions: only their changes are told, and those of what they call; of all by
+        default.
     """
 
-    def __init__(self, mod: ir.IRModule):
-        self._seen = {name: _Seen(func) for name, func in _functions(mod).items()}
+    def __init__(self, mod: ir.IRModule, functions: Sequence[str] = ()):
+        self._seen = {name: _Seen(func) for name, func in functions_by_name(mod).items()}
+        self._functions = functions
+        self._told = reached(mod, functions)
 
     def run(
         self, passes: Sequence[Pass], mod: ir.IRModule, records: list[PassRecord]
@@ -88,16 +93,18 @@ class PassRecorder:
     def _record(self, mod: ir.IRModule) -> PassRecord:
         """Compare a module with the one before it."""
         before, self._seen, found = self._seen, {}, []
-        for name, func in _functions(mod).items():
+        told, self._told = self._told, reached(mod, self._functions)
+        told |= self._told
+        for name, func in functions_by_name(mod).items():
             old = before.get(name)
             if old is not None and _says_the_same(old.func, func):
                 self._seen[name] = old.followed_by(func)
                 continue
             self._seen[name] = new = _Seen(func)
-            found.append(_change(name, old.text if old is not None else None, new.text))
-        found += [
-            _removed(name, old.text) for name, old in before.items() if name not in self._seen
-        ]
+            if name in told:
+                found.append(_change(name, old.text if old is not None else None, new.text))
+        gone = [name for name in before if name in told and name not in self._seen]
+        found += [_removed(name, before[name].text) for name in gone]
         kinds = [kind_of(seen.func) for seen in self._seen.values()]
         sizes = [seen.size for seen in self._seen.values()]
         return PassRecord(
@@ -119,9 +126,25 @@ def name_of(one: Pass) -> str:
     return str(one.info.name)
 
 
-def _functions(mod: ir.IRModule) -> dict[str, ir.BaseFunc]:
+def functions_by_name(mod: ir.IRModule) -> dict[str, ir.BaseFunc]:
+    """Return the functions of a module, sorted by name."""
     found = {gvar.name_hint: func for gvar, func in mod.functions_items()}
     return dict(sorted(found.items()))
+
+
+def reached(mod: ir.IRModule, names: Sequence[str]) -> set[str]:
+    """Return the names of functions and of all that they call; without names, those of all."""
+    functions = functions_by_name(mod)
+    if not names:
+        return set(functions)
+    found: set[str] = set()
+    left = [name for name in names if name in functions]
+    while left:
+        found.add(name := left.pop())
+        if isinstance(func := functions[name], relax.Function):
+            called = (gvar.name_hint for gvar in relax.analysis.all_global_vars(func))
+            left += [own for own in called if own in functions and own not in found]
+    return found
 
 
 def _says_the_same(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:

@@ -54,6 +54,30 @@ def test_a_dump_that_would_be_in_the_way(tmp_path: Path, capsys, monkeypatch, du
     assert "is within -o" in line and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dump-phases", "1"], "dump_phases needs debug_dump"),
+        (["--dump-functions", "decode,,"], "'decode,,' is no list of names"),
+        (
+            ["--dump-phases", "9", "--debug-dump", "dump"],
+            "dump_phases names '9'; there are 0, 1, 2",
+        ),
+        (
+            ["--dump-functions", "x", "--debug-dump", "dump"],
+            "dump_functions names 'x'; the module has",
+        ),
+    ],
+    ids=shown,
+)
+def test_dumps_of_what_there_is_not(
+    tmp_path: Path, capsys, monkeypatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in failed(["explain", "demo-gpt2", *arguments], capsys)
+    assert not (tmp_path / "dump").exists()
+
+
 @pytest.mark.parametrize("variable", ["CXX", "CC"])
 def test_compilers_that_are_no_program(capsys, monkeypatch, variable: str) -> None:
     monkeypatch.delenv("CXX", raising=False)

@@ -42,6 +42,7 @@ OPTIONS: list[dict[Any, Any]] = [
     *({"metadata": v} for v in (3, "a", [1], {3: 1}, {"a": STRANGER}, {"a": {1, 2}}, CYCLE)),
     *({"metadata": {"a": v}} for v in (float("nan"), b"x", np.ones(2), {(1, 2): 3})),
     *({"debug_dump": v} for v in ("a\0b", "\ud800", 3, ["a"], b"a", Path("a\0b"))),
+    *({n: v} for n in ("dump_functions", "dump_phases") for v in (3, [3], "main", [None], Rude())),
     *({"additional_tirs": v} for v in ({"foo": None}, {"foo": 3}, {"a b": None}, 3, ["foo"])),
     *({"report": v} for v in ("x", 3, [], dict, type)),
     *({"cuda_graph_symbolic_capture_hints": {"main": v}} for v in ("n", 3, [3], {"n": 1}, None)),

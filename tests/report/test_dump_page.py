@@ -54,7 +54,7 @@ def test_totals_and_what_was_slowest() -> None:
     assert data["last"]["lines"] == 24 and abs(data["seconds"] - 0.753) < 1e-9
     fuse = data["phases"][1]["passes"][0]
     assert fuse["told"] == "main, 3 kernels changed"
-    assert (fuse["more_lines"], fuse["more_bindings"]) == ("+10 lines", "−1 binding")
+    assert fuse["more"] == "" and data["phases"][1]["passes"][2]["more"] == "−16 lines"
 
 
 def test_kernels_that_changed_alike_are_shown_once() -> None:

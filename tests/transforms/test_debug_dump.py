@@ -16,7 +16,7 @@ from tvm.script import from_source
 import relax_fusion
 from relax_fusion.report.passes import PASSES, PassRecord, read_passes
 from relax_fusion.transforms import record_passes
-from relax_fusion.transforms.debug_dump import phase_runner
+from relax_fusion.transforms.debug_dump import Wanted, phase_runner
 from relax_fusion.transforms.record_passes import PassRecorder, name_of
 
 MODULE = """
@@ -112,7 +112,7 @@ def test_a_pass_that_fails_is_named(tmp_path: Path) -> None:
     mod, passes = module(), [tvm.relax.transform.LegalizeOps(), failing]
     with (
         pytest.raises(relax_fusion.PipelineError, match="no"),
-        phase_runner(tmp_path, mod, {}) as run,
+        phase_runner(Wanted(tmp_path), mod, {}) as run,
     ):
         run("debug-phase0.py", "trying", passes, mod)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
@@ -135,6 +135,63 @@ def test_times_add_up_and_options_are_told(tmp_path: Path) -> None:
         record.options["disable"] == "FuseProjections" and record.options["always_fuse"] == "True"
     )
     assert "variable_bounds" not in record.options
+
+
+def dumped(directory: Path, **options: object) -> dict[str, str]:
+    relax_fusion.partition(module(), debug_dump=directory, **{**PIPELINE, **options})
+    return {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
+
+
+def test_a_function_alone_with_what_it_calls(tmp_path: Path) -> None:
+    files = dumped(tmp_path, dump_functions="main")
+    for name in ("debug-phase0.py", "debug-phase1.py"):
+        assert "def main" in files[name] and "def other" not in files[name]
+    assert "def fuse_gated_ffn" in files["debug-phase1.py"]  # main calls it
+    tvm.script.from_source(files["debug-phase1.py"])
+    told = {c.function for p in read_passes(tmp_path).phases[1].passes for c in p.changes}
+    assert "main" in told and any(name.startswith("fuse_gated_ffn") for name in told)
+    files = dumped(tmp_path, dump_functions=["other"])
+    assert "def main" not in files["debug-phase1.py"] and "fuse_" not in files[PASSES]
+
+
+def test_a_phase_alone(tmp_path: Path) -> None:
+    whole = dumped(tmp_path / "whole")
+    files = dumped(tmp_path / "part", dump_phases=["1"])
+    assert sorted(files) == ["debug-phase1.py", "index.html", PASSES, "report.html"]
+    assert files["debug-phase1.py"] == whole["debug-phase1.py"]
+    (phase,) = read_passes(tmp_path / "part").phases
+    assert [p.changes for p in phase.passes] == [
+        p.changes for p in read_passes(tmp_path / "whole").phases[1].passes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dump_functions": ["main", "mian"]}, "dump_functions names 'mian'; the module has main,"),
+        ({"dump_phases": ["1", "7"]}, "dump_phases names '7'; there are 0, 1$"),
+        ({"dump_phases": [1]}, "dump_phases"),
+        ({"dump_phases": "1", "debug_dump": None}, "dump_phases needs debug_dump"),
+        ({"dump_functions": "main", "debug_dump": None}, "dump_functions needs debug_dump"),
+    ],
+)
+def test_what_there_is_not_is_refused(
+    tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    (tmp_path / PASSES).write_text("an earlier dump")
+    given = {**PIPELINE, "debug_dump": tmp_path, **options}
+    with pytest.raises(relax_fusion.PipelineError, match=words):
+        relax_fusion.partition(module(), **given)
+    assert (tmp_path / PASSES).read_text() == "an earlier dump"
+
+
+def test_a_second_dump_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    own = ("notes.txt", "debug-phase9.py", "report.html.old")
+    for name in (*own, "debug-phase5.py", "debug-final.py"):
+        (tmp_path / name).write_text("first")
+    dumped(tmp_path)
+    files = set(dumped(tmp_path, dump_phases=["0"]))
+    assert files == {*own, "debug-phase0.py", "index.html", PASSES, "report.html"}
 
 
 def test_two_dumps_are_equal_but_for_seconds(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -32,10 +31,9 @@ def dump_html(record: DumpRecord, files: Collection[str], report: str = "") -> s
 
 def dump_data(record: DumpRecord, files: Collection[str], report: str = "") -> dict[str, Any]:
     """Return the data of the page, with the arguments of `dump_html`."""
-    phases, before = [], None
-    for i, phase in enumerate(record.phases):
-        phases.append(_phase(phase, f"phase{i}", before, phase.file in files))
-        before = phase.passes[-1] if phase.passes else before
+    phases = [
+        _phase(phase, f"phase{i}", phase.file in files) for i, phase in enumerate(record.phases)
+    ]
     every = [one for phase in phases for one in phase["passes"]]
     return {
         "phases": phases,
@@ -47,15 +45,12 @@ def dump_data(record: DumpRecord, files: Collection[str], report: str = "") -> d
         "changing": sum(phase["changing"] for phase in phases),
         "seconds": sum(phase["seconds"] for phase in phases),
         "slowest": max(every, key=lambda one: one["seconds"], default=None),
-        "last": asdict(before) if before is not None else None,
+        "last": every[-1] if every else None,
     }
 
 
-def _phase(phase: PhaseRecord, name: str, before: PassRecord | None, there: bool) -> dict[str, Any]:
-    passes = []
-    for i, one in enumerate(phase.passes):
-        passes.append(_pass(one, f"{name}-{i}", before))
-        before = one
+def _phase(phase: PhaseRecord, name: str, there: bool) -> dict[str, Any]:
+    passes = [_pass(one, f"{name}-{i}") for i, one in enumerate(phase.passes)]
     runs = groupby(passes, key=lambda one: one["is_quiet"])
     return {
         "id": name,
@@ -77,9 +72,9 @@ def _parts(quiet: bool, run: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"quiet": run, "seconds": sum(one["seconds"] for one in run)}]
 
 
-def _pass(one: PassRecord, name: str, before: PassRecord | None) -> dict[str, Any]:
+def _pass(one: PassRecord, name: str) -> dict[str, Any]:
     kernels = [c for c in one.changes if c.kind == "kernel"]
-    lines, bindings = (before.lines, before.bindings) if before is not None else (None, None)
+    more = sum(c.after - c.before for c in one.changes)
     return {
         "id": name,
         "name": one.name,
@@ -90,16 +85,11 @@ def _pass(one: PassRecord, name: str, before: PassRecord | None) -> dict[str, An
         "kernels": one.kernels,
         "lines": one.lines,
         "bindings": one.bindings,
-        "more_lines": "" if lines is None else _more(one.lines - lines, "line"),
-        "more_bindings": "" if bindings is None else _more(one.bindings - bindings, "binding"),
+        "more": f"{'+' if more > 0 else '−'}{times(abs(more), 'line')}" if more else "",
         "groups": _groups(c for c in one.changes if c.kind != "kernel"),
         "kernel_groups": _groups(kernels),
         "kernels_told": times(len(kernels), "kernel"),
     }
-
-
-def _more(size: int, noun: str) -> str:
-    return f"{'+' if size > 0 else '−'}{times(abs(size), noun)}" if size else ""
 
 
 def _told(changes: Sequence[FunctionChange]) -> str:
