@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from ..models.recording import Recorder
 from ..validation import Count, Natural, read_file, read_json, shown
+from .artifact import replace_file
 from .console import CliError
 
 _EXACT = ConfigDict(extra="forbid")
@@ -113,10 +113,5 @@ def write_traffic(file: str, source: str, recorder: Recorder, before: Traffic | 
     traffic = Traffic(source, functions)
     if before is not None:
         traffic = before.plus(traffic)
-    stage = Path(f"{file}.{os.getpid()}.part")
-    try:
-        stage.write_text(json.dumps(asdict(traffic), indent=2) + "\n", encoding="utf-8")
-        stage.replace(file)
-    finally:
-        stage.unlink(missing_ok=True)
+    replace_file(file, json.dumps(asdict(traffic), indent=2) + "\n")
     return traffic

@@ -87,7 +87,8 @@ def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
     file = tmp_path / "times.json"
     file.write_text("old")
     sizes = ("--prompt", "6", "--new-tokens", "4", "--against", "torch,tvm")
-    assert main(["bench", str(decoder), *sizes, *QUICK, "--json", str(file)]) == 0
+    files = ("--json", str(file), "--html", str(tmp_path / "times.html"))
+    assert main(["bench", str(decoder), *sizes, *QUICK, *files]) == 0
     out, found = capsys.readouterr().out, json.loads(file.read_text())
     assert found["sizes"] == {"prompt": 6, "new_tokens": 4} and not found["is_interrupted"]
     assert list(found["contenders"]) == ["relax_fusion", "tvm", "torch"] and not found["failed"]
@@ -103,7 +104,9 @@ def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
     attention = next(k for k in found["kernels"]["decode"] if "attention" in k["kernel"])
     assert attention["launches"] == 1 and attention["predicted_s"] > 0 and attention["p50_s"] > 0
     assert "each kernel by the host's clock" in out
-    assert [each.name for each in tmp_path.iterdir()] == ["times.json"]
+    page = (tmp_path / "times.html").read_text(encoding="utf-8")
+    assert '<section id="measured">' in page and attention["kernel"] in page
+    assert {each.name for each in tmp_path.iterdir()} == {"times.json", "times.html"}
 
 
 def test_an_encoder_at_the_size_that_was_asked_for(encoder, capsys):

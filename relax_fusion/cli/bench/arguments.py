@@ -48,6 +48,12 @@ def add_bench(commands: Commands) -> None:
         metavar="FILE",
         help="write all times as JSON, replacing FILE; - is stdout, without the tables",
     )
+    parser.add_argument(
+        "--html",
+        type=path,
+        metavar="FILE",
+        help="write the page of the compiled model with what was measured, replacing FILE",
+    )
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

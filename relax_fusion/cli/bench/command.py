@@ -14,9 +14,11 @@ import tvm
 
 from ...frontends import ImportedModel
 from ...models.threads import use_all_cores
+from ...report.html.measured import with_measured
 from ...timing import in_turn
+from ...transforms.debug_dump import PAGE
 from ...validation import json_text
-from ..artifact import when_interrupted
+from ..artifact import replace_file, when_interrupted
 from ..build import require_linker
 from ..compilation import is_compiled
 from ..compile import compile_to
@@ -37,7 +39,7 @@ from .contenders import (
     tvm_default,
 )
 from .kernels import measure_kernels
-from .results import Results, write_json
+from .results import Results
 from .subject import Subject, sizes_of
 from .torch_peers import TorchPeers
 
@@ -52,6 +54,7 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
     """Measure what a directory holds, or what a model is compiled to."""
     use_all_cores()  # before TVM has made its threads
     _check_file("--json", args.json)
+    _check_file("--html", args.html)
     with tempfile.TemporaryDirectory(prefix="relax-fusion-bench-") as folder:
         results = Results(_subject(args, Path(folder), console))
         with _partly(results, args, console):
@@ -62,7 +65,7 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
 
 
 def _check_file(option: str, file: str | None) -> None:
-    if file in (None, "-"):
+    if file is None or (file == "-" and option == "--json"):
         return
     if Path(file).is_dir() or not Path(file).parent.is_dir():
         raise CliError(f"{option} {file} must be a file in a directory that exists", code=2)
@@ -202,9 +205,13 @@ def _partly(results: Results, args: argparse.Namespace, console: Console) -> Ite
 
 def _tell(results: Results, args: argparse.Namespace, console: Console) -> None:
     """Write the files, and print what was measured."""
+    record = results.to_record()
     if args.json == "-":
-        console.result(json_text(results.to_record()))
+        console.result(json_text(record))
     elif args.json is not None:
-        write_json(args.json, results)
+        replace_file(args.json, json_text(record) + "\n")
+    if args.html is not None:
+        page = (results.subject.directory / PAGE).read_text(encoding="utf-8")
+        replace_file(args.html, with_measured(page, record))
     if args.json != "-":
         console.result(results.text())

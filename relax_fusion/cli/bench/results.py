@@ -15,8 +15,7 @@ import numpy as np
 
 from ...estimator import format_seconds
 from ...timing import PERCENTILES, Times, how
-from ...validation import json_text
-from ..console import CliError, table
+from ..console import table
 from ..measure import compare
 from .contenders import OURS, Contender, Turn
 from .kernels import Measured
@@ -187,18 +186,6 @@ class Results:
             lines.append(f"{who}: {contender.about}{once}{_agreement_text(self.agreement(who))}")
         lines += [f"{who}: not measured: {why}" for who, why in self.failed.items()]
         return "\n".join(lines)
-
-
-def write_json(file: str, results: Results) -> None:
-    """Write results to a file, which is replaced as a whole or not at all."""
-    stage = Path(f"{file}.{os.getpid()}.part")
-    try:
-        stage.write_text(json_text(results.to_record()) + "\n", encoding="utf-8")
-        stage.replace(file)
-    except OSError as err:
-        raise CliError(f"{file} cannot be written: {err.strerror}") from err
-    finally:
-        stage.unlink(missing_ok=True)
 
 
 def _kernels_table(kernels: list[Measured]) -> str:
