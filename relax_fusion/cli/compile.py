@@ -65,7 +65,7 @@ def compile_to(
     out: Path, source: Source, exported: Model, args: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
     """Compile a model that was exported into a directory, and return what is to be told of it."""
-    compiled = _compiled(source, exported, args)
+    compiled = compiled_of(source, exported, args)
     device = device_of(args.target).description
     report = Report()
     with staged(out, force=args.force) as stage:
@@ -168,7 +168,7 @@ def _write_library(
     return len(cuda_kernels(executable)), len(cuda_kernels(executable, ("cuda",)))
 
 
-def _compiled(source: Source, exported: Model, args: argparse.Namespace) -> Compiled:
+def compiled_of(source: Source, exported: Model, args: argparse.Namespace) -> Compiled:
     """Describe what will be compiled.
 
     Raises

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -17,7 +16,7 @@ from ..report import Report
 from .build import build, build_default, cuda_kernels
 from .console import Console, table
 from .explain import summary
-from .measure import Plan, Run, compare, measure
+from .measure import Plan, Run, compare, measure, timed
 
 PROMPT = 16
 """Prompt tokens: TVM's default pipeline needs about a second for each on two cores."""
@@ -101,12 +100,12 @@ def _compare(name: str, config: Config, console: Console) -> Comparison:
     console.step(f"{name}: making {count / 1e6:.0f} M random weights")
     weights = random_weights(exported)
     console.step(f"{name}: compiling with TVM's default pipeline")
-    executable, compile_s = _timed(lambda: build_default(exported, target))
+    executable, compile_s = timed(lambda: build_default(exported, target))
     console.step(f"{name}: running it (a naive loop; this is the slow part)")
     default = replace(measure(executable, exported, weights, THEIRS), compile_s=compile_s)
     console.step(f"{name}: compiling with relax_fusion")
     report = Report()
-    executable, compile_s = _timed(lambda: build(exported, target, report=report))
+    executable, compile_s = timed(lambda: build(exported, target, report=report))
     console.step(f"{name}: running it")
     fused = replace(measure(executable, exported, weights, OURS), compile_s=compile_s)
     worst, tolerance = compare(default.logits, fused.logits, exported)
@@ -119,7 +118,7 @@ def _cross_compile(config: Config, console: Console) -> dict[str, Any]:
     exported: ExportedModel = export(config, dtype="float16", max_seq_len=1024)
     report = Report()
     target = make_target("h200")
-    executable, seconds = _timed(lambda: build(exported, target, report=report))
+    executable, seconds = timed(lambda: build(exported, target, report=report))
     kernels = cuda_kernels(executable)
     return {
         "model": "demo-llama",
@@ -130,12 +129,6 @@ def _cross_compile(config: Config, console: Console) -> dict[str, Any]:
         "functions": list(exported.functions),
         **summary(report),
     }
-
-
-def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - start
 
 
 def _agreement(c: Comparison) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import tvm
+from tvm.target import Target
 
 from ..errors import TargetError
 from ..hardware.target import device_of, host_target, is_cpu, make_target
@@ -26,15 +27,29 @@ def device_for(directory: Path, manifest: Manifest, console: Console) -> tvm.run
         device_of(target)  # refuses what no library of ours is for
     except TargetError as err:
         raise CliError(f"{directory / MANIFEST} is damaged: {err}") from err
+    if not is_cpu(target):
+        return device_here(target)
+    made, here = target.attrs.get("mcpu"), host_target().attrs.get("mcpu")
+    if made and made != here:
+        console.warn(f"compiled for a {made} processor, this is a {here}; it may stop at once")
+    return tvm.cpu()
+
+
+def device_here(target: Target, number: int = 0) -> tvm.runtime.Device:
+    """Return the device of a target, the first of its kind by default.
+
+    Raises
+    ------
+    CliError
+        If it is not here.
+    """
     if is_cpu(target):
-        made, here = target.attrs.get("mcpu"), host_target().attrs.get("mcpu")
-        if made and made != here:
-            console.warn(f"compiled for a {made} processor, this is a {here}; it may stop at once")
         return tvm.cpu()
-    device = tvm.device(target.kind.name)
+    device = tvm.device(target.kind.name, number)
     if not device.exist:
+        which = f"device {number} of that kind" if number else "such device"
         raise CliError(
-            f"compiled for {target.kind.name}, and TVM finds no such device here; copy the "
+            f"the target is {target.kind.name}, and TVM finds no {which} here; copy the "
             "directory to a machine that has one, or compile with --target llvm"
         )
     return device

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -57,6 +58,13 @@ class Run:
         return statistics.median(self.decode_s)
 
 
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a call returns, and how many seconds it took."""
+    start = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - start
+
+
 def tokens(count: int, vocab_size: int) -> np.ndarray:
     """Return `count` token numbers, the same in every run, spread over the vocabulary."""
     return (np.arange(1, count + 1, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
@@ -71,14 +79,13 @@ def measure(executable: Any, exported: ExportedModel, weights: list[np.ndarray],
     logits, prefill_s, decode_s = [], [], []
     for _ in range(plan.prefill_runs):
         generator.reset()
-        start = time.perf_counter()
-        last = generator.prefill(ids[: plan.prompt])
-        prefill_s.append(time.perf_counter() - start)
+        last, taken = timed(lambda: generator.prefill(ids[: plan.prompt]))
+        prefill_s.append(taken)
     logits.append(last)
     for token in ids[plan.prompt :]:
-        start = time.perf_counter()
-        logits.append(generator.decode(token))
-        decode_s.append(time.perf_counter() - start)
+        step, taken = timed(partial(generator.decode, token))
+        logits.append(step)
+        decode_s.append(taken)
     return Run(tuple(logits), tuple(prefill_s), tuple(decode_s))
 
 

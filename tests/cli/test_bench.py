@@ -13,6 +13,7 @@ from relax_fusion.cli import main
 from relax_fusion.cli.artifact import remove_stages
 from relax_fusion.cli.bench import contenders
 from relax_fusion.cli.build import build, build_default
+from tests.support.gpu import gpu
 from tests.support.quick import quick_host, quick_passes
 
 CONFIG = {
@@ -154,6 +155,21 @@ def test_what_is_refused_of_a_decoder(decoder, capsys, arguments, says):
 )
 def test_what_is_refused_of_an_encoder(encoder, capsys, arguments, says):
     assert main(["bench", str(encoder), *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(gpu(), reason="there is a GPU here")
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--target", "h200"], "TVM finds no such device here"),
+        (["--prompt", "4097"], "--prompt 4097 and --new-tokens 32 do not fit the 2048 tokens"),
+        (["--size", "seq_len=8"], "--size seq_len: demo-llama generates text"),
+    ],
+)
+def test_what_is_refused_before_anything_is_compiled(monkeypatch, capsys, arguments, says):
+    monkeypatch.setattr(compile_module, "build", None)
+    assert main(["bench", "demo-llama", *arguments]) in (1, 2)
     assert says in capsys.readouterr().err
 
 

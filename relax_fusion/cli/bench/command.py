@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tvm
-
 from ...frontends import ImportedModel
+from ...hardware.target import make_target
 from ...models.threads import use_all_cores
 from ...report.html.measured import with_measured
 from ...timing import in_turn
@@ -21,10 +20,10 @@ from ...validation import json_text
 from ..artifact import replace_file, when_interrupted
 from ..build import require_linker
 from ..compilation import is_compiled
-from ..compile import compile_to
+from ..compile import compile_to, compiled_of
 from ..console import CliError, Console, first_line
-from ..library import device_for
-from ..manifest import check_files, read_manifest
+from ..library import device_for, device_here
+from ..manifest import Compiled, check_files, read_manifest
 from ..source import Source, open_source
 from .contenders import (
     COMPILED,
@@ -81,15 +80,17 @@ def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subjec
         directory = folder / "out"
         source, model = _compile(args, directory, console)
     manifest = read_manifest(directory)
-    sizes = sizes_of(manifest, args.prompt, args.new_tokens, dict(args.size))
+    sizes = _sizes(manifest, args)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
-    if device.type != "cpu" and args.device:
-        device = tvm.device(device.type, args.device)
-        if not device.exist:
-            raise CliError(f"--device {args.device}: TVM finds no such device here", code=2)
+    if args.device:
+        device = device_here(make_target(manifest.target), args.device)
     imported = model if isinstance(model, ImportedModel) else None
     return Subject(directory, manifest, device, sizes, source, imported)
+
+
+def _sizes(compiled: Compiled, args: argparse.Namespace) -> dict[str, int]:
+    return sizes_of(compiled, args.prompt, args.new_tokens, dict(args.size))
 
 
 def _check_compiled(args: argparse.Namespace) -> None:
@@ -105,6 +106,7 @@ def _check_compiled(args: argparse.Namespace) -> None:
 def _compile(args: argparse.Namespace, out: Path, console: Console) -> tuple[Source, Any]:
     """Compile a model as `compile` does, into a directory that does not stay."""
     require_linker()
+    device_here(args.target, args.device)
     source = open_source(args.source)
     source.check(args)
     source.require_weights()
@@ -118,6 +120,7 @@ def _compile(args: argparse.Namespace, out: Path, console: Console) -> tuple[Sou
         False,
         None,
     )
+    _sizes(compiled_of(source, model, own), args)
     console.step(f"compiling {source.name}")
     compile_to(out, source, model, own, console)
     return source, model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from ...hardware.target import make_target
 from ...models import Generator
 from ..build import build_default
 from ..console import CliError
+from ..measure import timed
 from .subject import Call, Subject, loaded
 
 OURS, TVM, TORCH, COMPILED = "relax_fusion", "tvm", "torch", "torch-compile"
@@ -94,15 +95,12 @@ def _decoding(subject: Subject) -> Run:
         session.reset()
         session.decode(np.full(batch, ids[0], "int32"))  # wakes threads that slept meanwhile
         session.reset()
-        began = time.perf_counter()
-        results = [session.prefill(np.tile(ids[:prompt], (batch, 1)))]
-        results[0].argmax(axis=-1)
-        prefill, decode = time.perf_counter() - began, []
+        rows = np.tile(ids[:prompt], (batch, 1))
+        logits, prefill = timed(lambda: session.prefill(rows))
+        results, decode = [logits], []
         for token in ids[prompt:]:
-            began = time.perf_counter()
-            logits = session.decode(np.full(batch, token, "int32"))
-            logits.argmax(axis=-1)
-            decode.append(time.perf_counter() - began)
+            logits, taken = timed(partial(session.decode, np.full(batch, token, "int32")))
+            decode.append(taken)
             results[1:] = [logits]
         return {"prefill": [prefill], "decode": decode}, results
 
@@ -115,9 +113,8 @@ def _calling(subject: Subject) -> Run:
     def run(call: Callable_) -> tuple[Turn, list[np.ndarray]]:
         taken: list[float] = []
         while len(taken) <= CALLS and sum(taken) < LONGEST:
-            began = time.perf_counter()
-            result = call()
-            taken.append(time.perf_counter() - began)
+            result, seconds = timed(call)
+            taken.append(seconds)
         taken = taken[1:] or taken  # the first wakes threads that slept meanwhile
         return {subject.function: taken}, call.arrays(result)
 

@@ -18,7 +18,7 @@ from ...validation import shown
 from ..call import arrays_of, weights_of
 from ..console import CliError
 from ..library import load_library
-from ..manifest import Manifest, exported_again
+from ..manifest import Compiled, Manifest, exported_again
 from ..measure import tokens
 from ..source import Source
 
@@ -125,7 +125,7 @@ class Subject:
 
 
 def sizes_of(
-    manifest: Manifest, prompt: int | None, new_tokens: int | None, given: Mapping[str, int]
+    manifest: Compiled, prompt: int | None, new_tokens: int | None, given: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the sizes of calls, where those that were not given are as usual.
 
@@ -181,7 +181,7 @@ def _symbols(
     return usual | dict(given)
 
 
-def _signature(manifest: Manifest) -> Signature:
+def _signature(manifest: Compiled) -> Signature:
     if manifest.signature is None:
         raise CliError(f"the manifest of {manifest.source} is damaged: it says no inputs")
     return manifest.signature
