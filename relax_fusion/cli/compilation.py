@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RelaxFusionError
-from ..report import Item, Report
-from ..validation import json_text, read_file, shown
+from ..report import Item, Report, Text
+from ..report.html.sources import kernel_texts
+from ..validation import json_text, read_file, read_json, shown
 from .console import CliError
 from .manifest import MANIFEST, REPORT, Manifest, read_manifest
 
@@ -28,8 +29,25 @@ def report_record(report: Report) -> dict[str, Any]:
 
 
 def write_report(file: Path, facts: Mapping[str, Any], report: Report) -> None:
-    """Write facts about a compilation, and its report."""
-    file.write_text(json_text({**facts, **report_record(report)}) + "\n", encoding="utf-8")
+    """Write facts about a compilation, its report, and the texts of its kernels."""
+    record = {**facts, **report_record(report), "sources": kernel_texts(report)}
+    file.write_text(json_text(record) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a function's kernels.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    texts : tuple of Text
+        What they are called, in which language, and what they say.
+    """
+
+    function: str
+    texts: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,23 @@ class Compilation:
     def fact(self, name: str) -> Any:
         """Return a fact about the model; None where it is not known."""
         return self.record.get(name)
+
+    @property
+    def sources(self) -> dict[str, tuple[Text, ...]]:
+        """Texts of its kernels, by function; empty where there are none, as of `explain`.
+
+        Raises
+        ------
+        CliError
+            If the report's are damaged.
+        """
+        found = self.record.get("sources", [])
+        where = f"{self.path} is damaged: sources"
+        try:
+            read: list[Texts] = read_json(list[Texts], json.dumps(found), CliError, where)
+        except CliError as err:
+            raise CliError(str(err), code=2) from err
+        return {each.function: each.texts for each in read}
 
     @property
     def items(self) -> list[Item]:

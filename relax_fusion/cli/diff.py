@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..estimator import format_seconds
+from ..report.html.diff_page import diff_html
 from ..validation import shown
 from .compilation import read_compilation
 from .console import Console, table
 from .difference import difference, is_equal
+from .page import check_page, write_page
 
 LOST = 1
 """The exit code where chains were lost."""
@@ -21,10 +23,15 @@ _MOST = 40
 
 def diff_command(args: argparse.Namespace, console: Console) -> int:
     """Compare ``args.a`` with ``args.b``."""
+    check_page(args.html)
     a, b = read_compilation(args.a), read_compilation(args.b)
     found = difference(a, b)
+    told = {"equal": is_equal(found), **found}
+    if args.html is not None:
+        page = diff_html((args.a, args.b), told, (a.sources, b.sources))
+        write_page(page, args.html, console)
     if args.json:
-        console.json({"a": args.a, "b": args.b, "equal": is_equal(found), **found})
+        console.json({"a": args.a, "b": args.b, **told})
     else:
         console.result(_text(found, args.a, args.b))
     return LOST if found["lost"] else 0

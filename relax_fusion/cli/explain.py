@@ -27,14 +27,14 @@ from ..report.decision import Decision
 from ..triton_bridge.texts import record_sources
 from .build import guarded
 from .compilation import report_record
-from .console import CliError, Console, table
+from .console import Console, table
+from .page import check_page, write_page
 from .source import bounds, described, open_source
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
-    if args.html is not None and (Path(args.html).is_dir() or not Path(args.html).parent.is_dir()):
-        raise CliError(f"--html {args.html} must be a file in a directory that exists", code=2)
+    check_page(args.html)
     source = open_source(args.source)
     source.check(args)
     device = device_of(args.target)
@@ -46,7 +46,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     report.material.model = f"{source.name}, {described(model)}"
     guarded(lambda: run_phases(options, _PHASES)(model.mod), args.target)
     if args.html is not None:
-        _write_page(report, args.html, console)
+        write_page(report.to_html(), args.html, console)
     facts = {
         "source": source.name,
         "target": str(args.target),
@@ -69,15 +69,6 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         if part:
             console.result("\n" + part)
     return 0
-
-
-def _write_page(report: Report, file: str, console: Console) -> None:
-    """Write the page, replacing a file of an earlier call."""
-    console.step(f"writing {file}")
-    try:
-        Path(file).write_text(report.to_html(), encoding="utf-8")
-    except OSError as err:
-        raise CliError(f"{file} cannot be written ({err.strerror})") from err
 
 
 def _options(

@@ -90,6 +90,13 @@ def add_diff(commands: Commands) -> None:
             metavar=name.upper(),
             help="a directory that `compile` made, its report.json, or what `explain --json` wrote",
         )
+    parser.add_argument(
+        "--html",
+        type=path,
+        metavar="FILE",
+        help="write a page for a browser as well, with the differences of kernels' texts; a FILE "
+        "that exists is replaced",
+    )
 
 
 def add_inspect(commands: Commands) -> None:

@@ -14,8 +14,8 @@ Kind = Literal["graph", "kernel", "other"]
 CONTEXT = 2
 """Unchanged lines before and after a change."""
 
-MOST_COMPARED = 20_000
-"""Lines of a text that is compared."""
+MOST_COMPARED: dict[Kind, int] = {"graph": 20_000, "kernel": 500, "other": 500}
+"""Lines between the first and the last that differ, by the kind of the function."""
 
 MOST_TOLD: dict[Kind, int] = {"graph": 600, "kernel": 200, "other": 200}
 """Lines of one function's changes, by its kind; equal changes count once."""
@@ -69,11 +69,23 @@ def changes(
     str
         What was left out, as a sentence; empty if nothing was.
     """
-    longest = max(len(before), len(after))
-    if longest > MOST_COMPARED:
-        return (), f"{longest:,} lines are not compared; at most {MOST_COMPARED:,} are."
-    folded = _folded(_hunks(before, after), _defined([*before, *after]))
-    return _limited(folded, MOST_TOLD[kind])
+    start = _same(before, after)
+    end = _same(before[start:][::-1], after[start:][::-1])
+    longest = max(len(before), len(after)) - start - end
+    if longest > MOST_COMPARED[kind]:
+        most = f"{MOST_COMPARED[kind]:,}"
+        return (), f"{longest:,} lines in a row are other ones; at most {most} are compared."
+    start, end = max(0, start - CONTEXT), max(0, end - CONTEXT)
+    hunks = [*_hunks(before[start : len(before) - end], after[start : len(after) - end], start)]
+    if len(hunks) > 1:
+        hunks = _folded(hunks, _defined([*before, *after]))
+    return _limited(hunks, MOST_TOLD[kind])
+
+
+def _same(before: Sequence[str], after: Sequence[str]) -> int:
+    """Return how many lines are the same from the start on."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(before), len(after)))
 
 
 def added(lines: Sequence[str], kind: Kind = "graph") -> tuple[tuple[Hunk, ...], str]:
@@ -89,7 +101,7 @@ def shortened(line: str) -> str:
     return f"{line[:start]} … {len(line) - LONGEST_LINE:,} characters … {line[-_END:]}"
 
 
-def _hunks(before: Sequence[str], after: Sequence[str]) -> Iterable[Hunk]:
+def _hunks(before: Sequence[str], after: Sequence[str], skipped: int) -> Iterable[Hunk]:
     matcher = difflib.SequenceMatcher(None, before, after)
     for group in matcher.get_grouped_opcodes(CONTEXT):
         lines: list[str] = []
@@ -99,7 +111,7 @@ def _hunks(before: Sequence[str], after: Sequence[str]) -> Iterable[Hunk]:
                 continue
             lines += [f"-{line}" for line in before[i1:i2]]
             lines += [f"+{line}" for line in after[j1:j2]]
-        yield Hunk(group[0][1] + 1, group[0][3] + 1, tuple(lines))
+        yield Hunk(skipped + group[0][1] + 1, skipped + group[0][3] + 1, tuple(lines))
 
 
 def _defined(lines: Iterable[str]) -> set[str]:

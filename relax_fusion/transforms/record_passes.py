@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm.ir.transform import Pass
 
 from ..report.passes import FunctionChange, PassRecord
-from ..report.text_changes import added, changes
+from ..report.text_changes import Hunk, added, changes, shortened
 from .function_text import FunctionText, function_text, kind_of
 
 _KINDS = ("graph", "kernel", "other")
@@ -100,9 +100,13 @@ class PassRecorder:
             if old is not None and _says_the_same(old.func, func):
                 self._seen[name] = old.followed_by(func)
                 continue
-            self._seen[name] = new = _Seen(func)
-            if name in told:
-                found.append(_change(name, old.text if old is not None else None, new.text))
+            if old is not None and _has_the_same_body(old.func, func):
+                self._seen[name] = new = old.followed_by(func)
+                change = _of_attributes(name, old, new)
+            else:
+                self._seen[name] = new = _Seen(func)
+                change = _change(name, old.text if old is not None else None, new.text)
+            found += [change] if name in told else []
         gone = [name for name in before if name in told and name not in self._seen]
         found += [_removed(name, before[name].text) for name in gone]
         kinds = [kind_of(seen.func) for seen in self._seen.values()]
@@ -150,6 +154,29 @@ def reached(mod: ir.IRModule, names: Sequence[str]) -> set[str]:
 def _says_the_same(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
     """Tell whether functions are the same but for names of variables and values of constants."""
     return one.same_as(other) or tvm_ffi.structural_equal(one, other, skip_tensor_content=True)
+
+
+def _has_the_same_body(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
+    """Tell whether functions have no other difference than their attributes."""
+    if kind_of(one) != kind_of(other) or kind_of(one) == "other":
+        return False
+    pure = [getattr(func, "is_pure", None) for func in (one, other)]
+    names = [n for n in ("params", "body", "buffer_map", "ret_ty", "ret_type") if hasattr(one, n)]
+    return pure[0] == pure[1] and all(getattr(one, n).same_as(getattr(other, n)) for n in names)
+
+
+def _of_attributes(name: str, old: _Seen, new: _Seen) -> FunctionChange:
+    """Return the change of a function whose attributes alone differ, without printing it."""
+    before, after = (
+        {str(key): str(value) for key, value in (seen.func.attrs or {}).items()}
+        for seen in (old, new)
+    )
+    gone = [f"-attribute {n} = {v}" for n, v in before.items() if after.get(n) != v]
+    come = [f"+attribute {n} = {v}" for n, v in after.items() if before.get(n) != v]
+    lines = tuple(shortened(line) for line in sorted(gone) + sorted(come))
+    size = old.size[0]
+    hunks = (Hunk(1, 1, lines),) if lines else ()
+    return FunctionChange(name, kind_of(new.func), "changed", size, size, hunks)
 
 
 def _change(name: str, old: FunctionText | None, new: FunctionText) -> FunctionChange:

@@ -134,6 +134,20 @@ def test_directories(config, tmp_path: Path, diff, capsys) -> None:
     report["kernels"][names[0]] = "0" * 16
     report["kernels"]["other"] = report["kernels"].pop(names[1])
     write_json(b / "report.json", report)
+    page = tmp_path / "diff.html"
+    assert main(["diff", str(a), str(b), "--html", str(page), "-q"]) == 0
+    assert "Its text is in neither report." in page.read_text(encoding="utf-8")  # of "other"
+    texts = {each["function"]: each["texts"] for each in report["sources"]}
+    texts[names[0]][0]["text"] += "a line that A does not have\n"
+    write_json(b / "report.json", report)
+    assert main(["diff", str(a), str(b), "--html", str(page), "-q"]) == 0
+    assert "<ins>+a line that A does not have</ins>" in page.read_text(encoding="utf-8")
+    report["sources"] = [{"function": 3}]
+    write_json(b / "report.json", report)
+    assert main(["diff", str(a), str(b), "--html", str(page), "-q"]) == 2
+    assert "is damaged: sources" in capsys.readouterr().err
+    assert main(["diff", str(a), str(b), "--html", str(a), "-q"]) == 2
+    assert "must be a file in a directory that exists" in capsys.readouterr().err
     found = diff(str(a), str(b), 0)
     assert found["files"] == {"lib.so": {"a": size, "b": size + 5}}
     assert found["kernels"] == {

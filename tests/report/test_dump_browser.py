@@ -1,4 +1,4 @@
-"""The page of a dump in a browser: no errors, no requests; folds, search, keys, narrow, printed."""
+"""The pages of a dump and of a difference in a browser: requests, folds, search, narrow, print."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from relax_fusion.report.html.diff_page import diff_html
 from relax_fusion.report.html.dump_page import dump_html
 
 from .browser_support import driver, press, requests, resize, type_in
+from .test_diff_page import SOURCES, found
 from .test_dump_page import FILES, record
 
 __all__ = ["driver"]
@@ -72,3 +74,28 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(shown: Any, width: int) -> 
     shown.find_element("id", "open-all").click()
     resize(shown, width)
     assert shown.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.fixture
+def compared(driver: Any, tmp_path: Path) -> Any:
+    path = tmp_path / "diff.html"
+    path.write_text(diff_html(("a", "b"), found(), SOURCES), encoding="utf-8")
+    resize(driver, 1400)
+    driver.get_log("performance")
+    driver.get(path.as_uri())
+    assert requests(driver) == [path.as_uri()]
+    return driver
+
+
+def test_the_page_of_a_difference(compared: Any) -> None:
+    assert compared.get_log("browser") == []
+    press(compared, "e")
+    lines = "return [...document.querySelectorAll('#kernels .diff')].map(d => d.innerText)"
+    assert compared.execute_script(lines)[0].splitlines()[:3] == [" a", "-b", "+c"]
+    type_in(compared, "search", "went")
+    visible = "return [...document.querySelectorAll('.item')].filter(i => i.offsetParent).length"
+    assert compared.execute_script(visible) == 1
+    type_in(compared, "search", "")
+    for width in (420, 900):
+        resize(compared, width)
+        assert compared.execute_script("return document.documentElement.scrollWidth") <= width

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from relax_fusion.report.text_changes import (
     LONGEST_LINE,
-    MOST_COMPARED,
     MOST_TOLD,
     Hunk,
     added,
@@ -61,8 +60,17 @@ def test_much_is_cut_and_told_how_much() -> None:
         hunks, left = added([f"line {i}" for i in range(most + 5)], kind)
         assert len(hunks[0].lines) == most
         assert left == f"5 of {most + 5} lines are left out."
-    hunks, left = changes([], ["x"] * (MOST_COMPARED + 1))
-    assert not hunks and left == "20,001 lines are not compared; at most 20,000 are."
+    texts = [f"a {i}" for i in range(501)], [f"b {i}" for i in range(501)]
+    assert changes(*texts, "graph")[0]
+    told = "501 lines in a row are other ones; at most 500 are compared."
+    assert changes(*texts, "kernel") == ((), told)
+
+
+def test_a_small_change_of_a_long_kernel_is_told() -> None:
+    before = [f"{i}" for i in range(1, 3001)]
+    after = [*before[:2000], "y", *before[2001:]]
+    around = (" 1999", " 2000", "-2001", "+y", " 2002", " 2003")
+    assert changes(before, after, "kernel") == ((Hunk(1999, 1999, around),), "")
 
 
 def test_a_long_line_loses_its_middle() -> None:

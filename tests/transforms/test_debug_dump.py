@@ -91,6 +91,18 @@ def test_only_what_changed_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(printed) == 2  # once each, for its size
 
 
+def test_attributes_alone_are_told_without_the_text() -> None:
+    legalize = tvm.relax.transform.LegalizeOps()
+    pattern = tvm.relax.transform.AnnotateTIROpPattern()
+    impure = tvm.relax.transform.RemovePurityChecking()
+    _, second, third = recorded(legalize, pattern, impure)
+    add, matmul, _ = second.changes
+    assert (add.function, add.what, add.before) == ("add", "changed", add.after)
+    assert [hunk.lines for hunk in add.hunks] == [("+attribute op_pattern = 0",)]
+    assert matmul.hunks[0].lines == ("+attribute op_pattern = 4",)
+    assert "attribute" not in "".join(third.changes[0].hunks[0].lines)  # purity is none
+
+
 def test_passes_within_a_pass_are_that_pass() -> None:
     inner = tvm.transform.Sequential([tvm.relax.transform.LegalizeOps()], name="Own")
     unnamed = tvm.transform.Sequential([inner, tvm.relax.transform.FuseOps()])

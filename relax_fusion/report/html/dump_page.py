@@ -7,11 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from ..passes import PASSES, DumpRecord, FunctionChange, PassRecord, PhaseRecord
-from ..text_changes import Hunk
+from .hunks import hunk_entry
 from .numbers import times
 from .page import made_page
-
-_TAGS = {"+": "ins", "-": "del", " ": "span"}
 
 
 def dump_html(record: DumpRecord, files: Collection[str], report: str = "") -> str:
@@ -121,14 +119,5 @@ def _group(c: FunctionChange) -> dict[str, Any]:
         "change": c,
         "others": [],
         "places": sum(hunk.times for hunk in c.hunks),
-        "hunks": [
-            {"before": h.before, "after": h.after, "times": h.times, "runs": _runs(h)}
-            for h in c.hunks
-        ],
+        "hunks": [hunk_entry(hunk) for hunk in c.hunks],
     }
-
-
-def _runs(hunk: Hunk) -> list[tuple[str, str]]:
-    """Return the lines of a place as elements, each of lines with the same sign."""
-    runs = groupby(hunk.lines, key=lambda line: _TAGS.get(line[:1], "span"))
-    return [(tag, "\n".join(lines)) for tag, lines in runs]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from ..material import Source, Text
 from . import numbers
 from .candidates import Clock
+
+if TYPE_CHECKING:
+    from ..report import Report
 
 MOST_CHARACTERS = 16_000
 """Of one text."""
@@ -46,6 +50,13 @@ def sources_of(
         limits = f"{numbers.seconds(clock.seconds)} and {MOST_OF_ALL:,} characters"
         cuts.append(f"Texts of {skipped} PrimFuncs are left out: texts may take {limits}.")
     return found, cuts
+
+
+def kernel_texts(report: Report) -> list[dict[str, Any]]:
+    """Return the texts of all functions' kernels, as long as a page's but however long it takes."""
+    fused = dict.fromkeys((d.kernel for d in report.fused), "")
+    found, _ = sources_of(report.material.sources, fused, Clock(inf))
+    return [{"function": each["function"], "texts": each["texts"]} for each in found]
 
 
 def _texts(source: Source) -> tuple[list[dict[str, str]], str]:

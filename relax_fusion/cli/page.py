@@ -1,0 +1,34 @@
+"""Pages that commands write where ``--html FILE`` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .console import CliError, Console
+
+
+def check_page(file: str | None) -> None:
+    """Refuse, before anything is done, what cannot become a file.
+
+    Raises
+    ------
+    CliError
+        If it is a directory, or in none.
+    """
+    if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
+        raise CliError(f"--html {file} must be a file in a directory that exists", code=2)
+
+
+def write_page(text: str, file: str, console: Console) -> None:
+    """Write a page, replacing a file of an earlier call.
+
+    Raises
+    ------
+    CliError
+        If it cannot be written.
+    """
+    console.step(f"writing {file}")
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise CliError(f"{file} cannot be written ({err.strerror})") from err

@@ -1,0 +1,86 @@
+"""The page of what differs between two compilations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..material import Text
+from ..text_changes import changes
+from . import numbers
+from .hunks import hunk_entry
+from .page import made_page
+
+Texts = Sequence[Text]
+"""The texts of one function's kernels."""
+
+
+def diff_html(
+    names: tuple[str, str],
+    found: Mapping[str, Any],
+    sources: tuple[Mapping[str, Texts], Mapping[str, Texts]],
+) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    names : tuple of str
+        What the compilations are called.
+    found : mapping
+        What differs, as ``diff --json`` writes it.
+    sources : tuple of mapping of str to Texts
+        The texts of each compilation's kernels, by the name of the kernel; empty if it has none.
+    """
+    return made_page("diff.html", ("base.js",), data=diff_data(names, found, sources))
+
+
+def diff_data(
+    names: tuple[str, str],
+    found: Mapping[str, Any],
+    sources: tuple[Mapping[str, Texts], Mapping[str, Texts]],
+) -> dict[str, Any]:
+    """Return the data of the page, with the arguments of `diff_html`."""
+    kernels = found["kernels"]
+    entries = [
+        {"name": name, "what": what, "parts": _parts(*(one.get(name, ()) for one in sources))}
+        for what in ("changed", "new", "gone")
+        for name in kernels[what]
+    ]
+    return {
+        "a": names[0],
+        "b": names[1],
+        "found": found,
+        "chains": sum(len(found[part]) for part in ("lost", "replaced", "gained")),
+        "times": [_time(each) for each in found["times"]],
+        "kernels": entries,
+        "is_equal": found["equal"],
+    }
+
+
+def _time(each: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times of a chain at one size, each with how much longer it takes in B."""
+    told = {}
+    for name, key in (("predicted", "fused_s"), ("measured", "measured_s")):
+        if key in each:
+            a, b = each[key]["a"], each[key]["b"]
+            slower = numbers.slower(b, a) if a is not None and b is not None else ""
+            told[name] = {"a": a, "b": b, "slower": slower, "is_worse": bool(a and b and b > a)}
+    return {**{name: each[name] for name in ("function", "chain", "sizes", "size")}, "told": told}
+
+
+def _parts(a: Texts, b: Texts) -> list[dict[str, Any]]:
+    """Return the texts of one kernel in two compilations, those of one title beside each other."""
+    one, two = ({(t.title, t.language): t.text.splitlines() for t in ts} for ts in (a, b))
+    parts = []
+    for key in dict.fromkeys([*one, *two]):
+        hunks, left = changes(one.get(key, ()), two.get(key, ()), "kernel")
+        parts.append(
+            {
+                "title": key[0],
+                "language": key[1],
+                "is_whole": key not in one or key not in two,
+                "hunks": [hunk_entry(hunk) for hunk in hunks],
+                "left_out": left,
+            }
+        )
+    return parts

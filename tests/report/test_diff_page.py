@@ -1,0 +1,87 @@
+"""The page of a difference: its data, and its text without a browser."""
+
+from __future__ import annotations
+
+from html import unescape
+from typing import Any
+
+from relax_fusion.report import Text
+from relax_fusion.report.html.diff_page import diff_data, diff_html
+
+from .page_support import NASTY
+
+KEY = {"function": "decode", "chain": f"FuseAll: {NASTY}", "sizes": "1 x 8 x 8"}
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    """Return what ``diff --json`` writes."""
+    time = {"size": "1 row", "fused_s": {"a": 1e-6, "b": 2e-6}}
+    time |= {"measured_s": {"a": None, "b": 3e-6}}
+    return {
+        "equal": False,
+        "facts": {"target": {"a": "h200", "b": None}},
+        "lost": [{**KEY, "count": 2}],
+        "replaced": [],
+        "gained": [{**KEY, "count": 1}],
+        "left": [{"function": "decode", "kind": "norm", "a": 0, "b": 2, "reason": "switched off"}],
+        "plans": [{**KEY, "range": "1 to 8", "a": "4x8x8", "b": None}],
+        "times": [{**KEY, **time}],
+        "files": {"lib.so": {"a": 1234567, "b": None}},
+        "kernels": {"known": True, "new": ["come"], "gone": ["went"], "changed": ["stays", "bare"]},
+        **changes,
+    }
+
+
+def equal() -> dict[str, Any]:
+    nothing: dict[str, Any] = {name: [] for name in ("lost", "gained", "left", "plans", "times")}
+    kernels = {"known": False, "new": [], "gone": [], "changed": []}
+    return found(equal=True, facts={}, files={}, kernels=kernels, **nothing)
+
+
+def source(*lines: str) -> tuple[Text, ...]:
+    return (Text("kernel", "CUDA C++", "\n".join(lines)),)
+
+
+SOURCES = (
+    {"stays": source("a", "b", NASTY), "went": source("old")},
+    {"stays": source("a", "c", NASTY), "come": source("new")},
+)
+
+
+def test_kernels_have_their_differences_and_whole_texts() -> None:
+    kernels = {k["name"]: k for k in diff_data(("A", "B"), found(), SOURCES)["kernels"]}
+    assert list(kernels) == ["stays", "bare", "come", "went"]
+    runs = {
+        name: [h["runs"] for p in k["parts"] for h in p["hunks"]] for name, k in kernels.items()
+    }
+    assert runs["stays"] == [
+        [("span", " a"), ("del", "-b"), ("ins", "+c"), ("span", f" {NASTY}")],
+    ]
+    assert runs["come"] == [[("ins", "+new")]] and runs["went"] == [[("del", "-old")]]
+    assert runs["bare"] == []
+    assert "Its text is in neither report." in diff_html(("A", "B"), found(), SOURCES)
+
+
+def test_times_say_how_much_slower() -> None:
+    (time,) = diff_data(("A", "B"), found(), SOURCES)["times"]
+    assert (time["told"]["predicted"]["slower"], time["told"]["predicted"]["is_worse"]) == (
+        *("2.0 ×", True),
+    )
+    assert (time["told"]["measured"]["slower"], time["told"]["measured"]["is_worse"]) == ("", False)
+
+
+def test_everything_that_differs_is_on_the_page() -> None:
+    text = unescape(diff_html(("old.cpu", "new.cpu"), found(), SOURCES))
+    for words in (
+        *("old.cpu", "new.cpu", "h200", "chains of A that are no kernels in B", "switched off"),
+        *("1 to 8", "4x8x8", "1 µs", "2 µs", "3 µs", "1,234,567", "in B only", "in A only"),
+    ):
+        assert words in text, words
+    assert "They are equal" not in text
+    assert NASTY not in diff_html(("a", "b"), found(), SOURCES)
+
+
+def test_equal_compilations() -> None:
+    text = diff_html(("a", "b"), equal(), ({}, {}))
+    assert "They are equal in all that was compared." in text
+    assert text.count('class="empty"') == 7 and "Code of kernels was not compared" in text
