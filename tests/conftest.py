@@ -79,6 +79,9 @@ LONGEST = (
 )
 """Files that take long, which come first: one that comes last keeps one worker alone."""
 
+TOGETHER = ("tests/numerics/",)
+"""Folders of which one worker has all files: their back ends compile what all of them compute."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
@@ -92,13 +95,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give workers whole files, so that what the tests of one share is made once.
+    """Give workers whole files, or folders, so that what the tests of one share is made once.
 
     Tests of the GPU alone are few files, which would leave most workers without work.
     """
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((f for f in TOGETHER if nodeid.startswith(f)), super()._split_scope(nodeid))
+
     if config.getvalue("dist") != "load" or config.option.markexpr == "gpu":
         return None  # xdist's own choice
     config.option.loadscopereorder = False  # not by the number of tests, but as they are collected
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 from relax_fusion.workload.reference import evaluate
 
 from ..support.emulated import How, LaunchError, emulated, needs_compiler
-from ..support.interpreted import Interpreter
+from ..support.interpreted import interpreter
 from ..support.operand_cases import tf32
 from .cases import CASES, H200, HOWS, Case, K, N, integers, plan
 
@@ -81,18 +80,11 @@ def test_copies_round_float32_to_tf32(name: str) -> None:
     assert error < 2.0**-18 * np.abs(exact).max() and 100 * error < np.abs(got - other).max()
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Interpreter]:
-    worker = Interpreter()
-    yield worker
-    worker.close()
-
-
-def test_float32_behind_a_norm(interpreter: Interpreter) -> None:
+def test_float32_behind_a_norm() -> None:
     work = replace(CASES["tf32"].work, norm=Norm("rms", 1e-5))
     case = replace(CASES["tf32"], work=work)
     given = {n: np.asarray(a, "float32") for n, a in case.inputs().items()}
-    got = emulated(work, case.plan, given, dev=case.dev, interpreter=interpreter)["out0"]
+    got = emulated(work, case.plan, given, dev=case.dev, interpreter=interpreter())["out0"]
     exact = evaluate(work.graph, given)["out0"]
     assert case.is_allowed and np.abs(got - exact).max() < 2.0**-9 * np.abs(exact).max()
 

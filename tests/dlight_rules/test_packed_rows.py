@@ -112,8 +112,11 @@ def in_front(work: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"x_norm": x}
 
 
-@pytest.mark.parametrize("rows", [3, 16])
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    # How a byte becomes a number does not depend on the height: two of e4m3 have both
+    [(name, rows) for name in WORKS for rows in (3, 16) if rows == 3 or name not in BYTES],
+)
 def test_numbers(name: str, rows: int) -> None:
     work = replace(WORKS[name], rows=rows)
     given, chosen = arrays(work), plans(work)

@@ -44,7 +44,7 @@ from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 from ..support import generated, launches
 from ..support.emulated import emulated, has_compiler
 from ..support.gpu import build_on_gpu, gpu_target, needs_gpu
-from ..support.interpreted import Interpreter
+from ..support.interpreted import Interpreter, interpreter
 from ..support.quick import loaded, quickly
 from ..support.triton_modules import build_triton, run_triton
 from ..support.workloads import shape_of
@@ -166,13 +166,6 @@ def _changes_scores(work: Attention) -> bool:
     return any((work.bias_dims, work.mask_dims, work.softcap, work.alibi, work.window))
 
 
-@cache
-def _interpreter() -> Interpreter:
-    worker = Interpreter()
-    atexit.register(worker.close)
-    return worker
-
-
 @dataclass(frozen=True)
 class Interpreted:
     """Triton's interpreter; it multiplies float16 only."""
@@ -189,7 +182,7 @@ class Interpreted:
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         plan = TilePlan(*self._tile(work), split_k=self.split, num_stages=2, num_warps=4)
         plan = replace(plan, backend="triton", family=self.family)
-        return launches.interpreted(_interpreter(), work, plan, inputs)
+        return launches.interpreted(interpreter(), work, plan, inputs)
 
     def _tile(self, work: Workload) -> tuple[int, int, int]:
         if isinstance(work, Attention):
@@ -212,7 +205,7 @@ class Emulated:
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         tile = 16, 64, block_k(work.dtype)
         plan = CudaPlan(*tile, num_stages=2, num_warps=8, backend="triton", family="cuda")
-        made = emulated(work, plan, inputs, interpreter=_interpreter())
+        made = emulated(work, plan, inputs, interpreter=interpreter())
         return {name: values.astype("float64") for name, values in made.items()}
 
 

@@ -6,11 +6,13 @@ the interpreter needs a process in which TRITON_INTERPRET was set before Triton 
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -122,3 +124,11 @@ class Interpreter:
     def close(self) -> None:
         """End the process."""
         self.pool.shutdown()
+
+
+@cache
+def interpreter() -> Interpreter:
+    """Return the one that tests share, for it takes seconds to start."""
+    worker = Interpreter()
+    atexit.register(worker.close)
+    return worker

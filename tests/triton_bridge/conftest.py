@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..support.interpreted import Interpreter
+from ..support.interpreted import Interpreter, interpreter
 from . import common
 
 
@@ -34,9 +33,7 @@ def without_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("relax_fusion.triton_bridge.compile.check_entry", lambda _: None)
 
 
-@pytest.fixture(scope="session")
-def interpreter() -> Iterator[Interpreter]:
-    """A process of its own; it takes seconds to start."""
-    worker = Interpreter()
-    yield worker
-    worker.close()
+@pytest.fixture(name="interpreter", scope="session")
+def shared_interpreter() -> Interpreter:
+    """A process of its own."""
+    return interpreter()
