@@ -75,7 +75,7 @@ def validated() -> Iterator[None]:
 LONGEST = (
     *("benchmarks/test_bench_matmul.py", "cli/test_cli.py"),
     *("benchmarks/test_bench_decode.py", "models/test_llama.py", "models/test_bert.py"),
-    *("models/test_gpt2.py", "triton_bridge/test_attention.py"),
+    *("models/test_gpt2.py", "triton_bridge/test_attention.py", "test_examples.py"),
 )
 """Files that take long, which come first: one that comes last keeps one worker alone."""
 
