@@ -1,0 +1,154 @@
+"""The code of a page of the documents, as one program that runs it from top to bottom.
+
+Its lines have the numbers that they have on the page, so that an error names the line to look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN, SHOWN = ("python", "bash"), ("text", "json", "cpp", "mermaid")
+FENCE = re.compile(r"( *)```(\w*)$")
+NEEDS = re.compile(r"<!-- needs: (.+) -->")
+LONG = ("relax-fusion demo", "relax-fusion bench", "python -m benchmarks run", "python scripts/")
+"""Commands that take minutes: they are parsed, and not run.
+
+Neither is a compilation whose directory no other command of its page reads, nor what the README has
+of the page `USAGE`, where it is run.
+"""
+USAGE = ROOT / "docs" / "usage.md"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where its code begins, and what it needs that a test does not have."""
+
+    line: int
+    language: str
+    code: tuple[str, ...]
+    needs: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, which may be indented as parts of a list."""
+    found, lines = [], iter(enumerate(page.read_text(encoding="utf-8").splitlines(), 1))
+    before = ""
+    for number, line in lines:
+        if opened := FENCE.match(line):
+            end, code = f"{opened[1]}```", []
+            for _, inner in lines:
+                if inner.rstrip() == end:
+                    break
+                code.append(inner.removeprefix(opened[1]))
+            else:
+                raise ValueError(f"{page.name}:{number}: the block is not closed")
+            needs = NEEDS.fullmatch(before.strip())
+            found.append(Block(number + 1, opened[2], tuple(code), needs[1] if needs else ""))
+        before = line
+    return found
+
+
+def program_of(page: Path) -> str:
+    """Return the program: Python as it stands, and a call for each command of a shell."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * len(text.splitlines())
+    lines[0] = f"from {__name__} import shell; shell.prepare()"
+    for block in blocks_of(page):
+        if block.needs or block.language not in RUN:
+            continue
+        code = block.code if block.language == "python" else _commands(block.code, page, text)
+        lines[block.line - 1 : block.line - 1 + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+def _commands(code: tuple[str, ...], page: Path, text: str) -> list[str]:
+    """Return a call for each command, at its last line."""
+    calls, command = [], ""
+    elsewhere = USAGE.read_text(encoding="utf-8").splitlines() if page.name == "README.md" else []
+    for line in code:
+        command += line.removesuffix("\\")
+        whole = not line.endswith("\\")
+        elsewhere = page.name == "README.md" and f"\n{command}\n" in USAGE.read_text(
+            encoding="utf-8"
+        )
+        call = "check" if elsewhere or _is_long(command, text) else "run"
+        calls.append(f"shell.{call}({command!r})" if whole else "")
+        command = "" if whole else command
+    return calls
+
+
+def _is_long(command: str, page: str) -> bool:
+    if command.startswith(LONG):
+        return True
+    made = re.search(r"^relax-fusion compile .* -o (\S+)", command)
+    reading = rf"^relax-fusion (?:run|workloads|diff)\b.* {made[1]}\b" if made else ""
+    return bool(made) and "--debug-dump" not in command and not re.search(reading, page, re.M)
+
+
+class shell:
+    """What stands for a shell: commands of the library run in this process, on small models."""
+
+    @staticmethod
+    def prepare() -> None:
+        """Make the files that pages speak of, and the bundled models small."""
+        from relax_fusion.models import zoo
+
+        from .documented_files import small, write_files
+
+        zoo.CONFIGS = MappingProxyType({name: small(c) for name, c in zoo.CONFIGS.items()})
+        write_files(Path.cwd())
+
+    @staticmethod
+    def run(line: str) -> None:
+        """Run one line."""
+        words = shlex.split(line, comments=True)
+        if not words:
+            return
+        target = contextlib.nullcontext()
+        if ">" in words[:-1]:
+            *words, _, name = words
+            target = contextlib.redirect_stdout(open(name, "w", encoding="utf-8"))  # noqa: SIM115
+        if "--seconds" in words:
+            words[words.index("--seconds") + 1] = "1"
+        print("$", *words, file=sys.stderr, flush=True)
+        with target:
+            _run(words)
+
+    @staticmethod
+    def check(line: str) -> None:
+        """Let a line be parsed, and do nothing."""
+        program, name, *words = shlex.split(line, comments=True)
+        if program == "relax-fusion":
+            from relax_fusion.cli.parser import make_parser
+
+            make_parser().parse_args([name, *words])
+        elif name == "-m":
+            from benchmarks.__main__ import SUITES
+
+            assert words[2] in SUITES[words[1]], line
+        else:
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert all(f'"{w}"' in text for w in words if w.startswith("--")), line
+
+
+def _run(words: list[str]) -> None:
+    if words[0] == "relax-fusion":
+        from relax_fusion.cli import main
+
+        code = main(words[1:])
+        if words[1] == "diff":  # 1: a chain was lost
+            code = max(code - 1, 0)
+        assert code == 0, f"{' '.join(words)}: ended with {code}"
+        sys.stdout.flush()
+    elif words[0] == "python":
+        subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
+    else:
+        raise ValueError(f"no program {words[0]!r} for {' '.join(words)}")

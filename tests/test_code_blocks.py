@@ -1,0 +1,64 @@
+"""Every block of code of the documents runs, and does what the page says around it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .support.code_blocks import ROOT, RUN, SHOWN, blocks_of, program_of
+from .support.processes import without_torch
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if "experiments" not in p.parts),
+]
+NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
+RUNNING = [p for p in PAGES if any(b.language in RUN and not b.needs for b in blocks_of(p))]
+NEEDED = {
+    ("README.md", "network"): 2,
+    ("README.md", "an NVIDIA GPU"): 1,
+    ("CONTRIBUTING.md", "network"): 1,
+    ("docs/install.md", "network"): 2,
+    ("docs/mlc.md", "network"): 1,
+    ("docs/mlc.md", "MLC-LLM"): 3,
+    ("docs/standalone.md", "a C++ compiler"): 1,
+    ("docs/tuning.md", "an NVIDIA GPU"): 1,
+}
+"""What does not run here, by page and by what it needs."""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels that several pages compile are compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if base.name.startswith("popen-") else base) / "documented-kernels"
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=NAMES.get)
+def test_a_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
+    program = tmp_path / page.with_suffix(".py").name
+    program.write_text(program_of(page), encoding="utf-8")
+    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(cache))
+    variables["PYTHONPATH"] += f":{ROOT}"
+    command = [sys.executable, "-W", "ignore", program.name]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, f"{NAMES[page]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    if page.name == "writing_a_kernel.md":
+        assert b"launch_axpy_" in (tmp_path / "axpy.so").read_bytes()
+        assert len(blocks_of(page)[0].code) <= 15
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
+def test_each_block_has_a_language_that_is_run_or_shown(page: Path) -> None:
+    known = (*RUN, *SHOWN)
+    odd = [f"{NAMES[page]}:{b.line}" for b in blocks_of(page) if b.language not in known]
+    assert odd == [], f"languages are {', '.join(known)}"
+
+
+def test_what_does_not_run_is_known() -> None:
+    found = Counter((NAMES[p], b.needs) for p in PAGES for b in blocks_of(p) if b.needs)
+    assert dict(found) == NEEDED
