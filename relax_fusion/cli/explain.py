@@ -113,7 +113,7 @@ def _scheduled(options: PipelineOptions) -> list[Pass]:
     return [*passes, *count_launches(options)]
 
 
-_PHASES = (*PHASES[:4], ("debug-phase4.py", _scheduled, "looking for rules that schedule kernels"))
+_PHASES = (*PHASES[:4], ("debug-phase4.py", _scheduled, "scheduling kernels"))
 
 
 def fused_text(decisions: list[Decision]) -> str:

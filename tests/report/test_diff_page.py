@@ -63,7 +63,8 @@ def test_kernels_have_their_differences_and_whole_texts() -> None:
 
 
 def test_times_say_how_much_slower() -> None:
-    (time,) = diff_data(("A", "B"), found(), SOURCES)["times"]
+    (of,) = diff_data(("A", "B"), found(), SOURCES)["times"]
+    (time,) = of["rows"]
     assert (time["told"]["predicted"]["slower"], time["told"]["predicted"]["is_worse"]) == (
         *("2.0 ×", True),
     )
@@ -85,3 +86,12 @@ def test_equal_compilations() -> None:
     text = diff_html(("a", "b"), equal(), ({}, {}))
     assert "They are equal in all that was compared." in text
     assert text.count('class="empty"') == 7 and "Code of kernels was not compared" in text
+
+
+def test_rows_of_one_chain_stand_together() -> None:
+    rows = [{**KEY, "function": f, "range": r, "a": "x", "b": "y"} for r in "12" for f in "pq"]
+    groups = diff_data(("A", "B"), found(plans=rows), SOURCES)["plans"]
+    assert [(g["function"], [row["range"] for row in g["rows"]]) for g in groups] == [
+        ("p", ["1", "2"]),
+        ("q", ["1", "2"]),
+    ]

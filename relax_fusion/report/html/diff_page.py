@@ -40,7 +40,7 @@ def diff_data(
     sources: tuple[Mapping[str, Texts], Mapping[str, Texts]],
 ) -> dict[str, Any]:
     """Return the data of the page, with the arguments of `diff_html`."""
-    kernels = found["kernels"]
+    kernels, times = found["kernels"], _by_chain(found["times"])
     entries = [
         {"name": name, "what": what, "parts": _parts(*(one.get(name, ()) for one in sources))}
         for what in ("changed", "new", "gone")
@@ -51,10 +51,20 @@ def diff_data(
         "b": names[1],
         "found": found,
         "chains": sum(len(found[part]) for part in ("lost", "replaced", "gained")),
-        "times": [_time(each) for each in found["times"]],
+        "plans": _by_chain(found["plans"]),
+        "times": [{**each, "rows": [_time(t) for t in each["rows"]]} for each in times],
         "kernels": entries,
         "is_equal": found["equal"],
     }
+
+
+def _by_chain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows in groups, each of one chain of one function and its sizes."""
+    names = ("function", "chain", "sizes")
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return [{**dict(zip(names, key, strict=True)), "rows": of} for key, of in found.items()]
 
 
 def _time(each: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def _time(each: Mapping[str, Any]) -> dict[str, Any]:
             a, b = each[key]["a"], each[key]["b"]
             slower = numbers.slower(b, a) if a is not None and b is not None else ""
             told[name] = {"a": a, "b": b, "slower": slower, "is_worse": bool(a and b and b > a)}
-    return {**{name: each[name] for name in ("function", "chain", "sizes", "size")}, "told": told}
+    return {"size": each["size"], "told": told}
 
 
 def _parts(a: Texts, b: Texts) -> list[dict[str, Any]]:
