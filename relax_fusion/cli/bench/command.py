@@ -7,6 +7,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,31 +161,28 @@ def _peers(subject: Subject, args: argparse.Namespace) -> dict[str, Callable[[],
 
 def _take_turns(results: Results, args: argparse.Namespace, console: Console) -> None:
     """Time everybody in turn; the first turn of each warms up."""
-    began, spent = time.perf_counter(), dict.fromkeys(results.contenders, 0.0)
+    spent, told = dict.fromkeys(results.contenders, 0.0), 0.0
 
-    def timer(who: str) -> Callable[[int], list[Turn]]:
-        def turn(number: int) -> list[Turn]:
-            if number == 0 or time.perf_counter() - began > 1:
-                console.step(
-                    f"{who}: turn {number} of {args.repeat}" if number else f"{who}: warming up"
-                )
-            start = time.perf_counter()
-            try:
-                return results.contenders[who].turn()
-            except Exception as err:  # of other libraries, again
-                if who == OURS:
-                    raise
-                results.failed[who] = first_line(err)
-                return []
-            finally:
-                spent[who] += time.perf_counter() - start
-
-        return turn
+    def timer(who: str, number: int) -> list[Turn]:
+        nonlocal told
+        began = time.perf_counter()
+        if number == 0 or began - told > 1:  # turns of milliseconds need no line each
+            told = began
+            console.step(f"{who}: {f'turn {number} of {args.repeat}' if number else 'warming up'}")
+        try:
+            return results.contenders[who].turn()
+        except Exception as err:  # of other libraries, again
+            if who == OURS:
+                raise
+            results.failed[who] = first_line(err)
+            return []
+        finally:
+            spent[who] += time.perf_counter() - began
 
     def again(who: str, _: object) -> bool:
-        return spent[who] < args.seconds / len(spent)
+        return who not in results.failed and spent[who] < args.seconds / len(spent)
 
-    in_turn({who: timer(who) for who in spent}, args.repeat + 1, again, results.turns)
+    in_turn({who: partial(timer, who) for who in spent}, args.repeat + 1, again, results.turns)
     for who in results.failed:
         results.contenders.pop(who, None)
 

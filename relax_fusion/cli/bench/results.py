@@ -81,14 +81,15 @@ class Results:
         peer, own = self.contenders[who], self.contenders.get(OURS)
         if who == OURS or own is None or not (peer.same_weights and peer.results and own.results):
             return None
-        exported = self.subject.exported
-        if exported is not None:
-            worst, tolerance = compare(own.results, peer.results, exported)
-            agrees = worst <= tolerance
-            return {"largest_difference": worst, "tolerance": tolerance, "agrees": agrees}
         pairs = zip(own.results, peer.results, strict=False)
-        largest = max((_difference(a, b) for a, b in pairs if a.shape == b.shape), default=None)
-        return {"largest_relative_difference": largest, "tolerance": None, "agrees": None}
+        each = [_difference(a, b) for a, b in pairs if a.shape == b.shape]
+        found = {"largest_relative_difference": max(each, default=None)}
+        exported = self.subject.exported
+        if exported is None or not each:
+            return {**found, "largest_difference": None, "tolerance": None, "agrees": None}
+        worst, tolerance = compare(own.results, peer.results, exported)
+        agrees = worst <= tolerance
+        return {**found, "largest_difference": worst, "tolerance": tolerance, "agrees": agrees}
 
     @property
     def agrees(self) -> bool:
@@ -206,13 +207,15 @@ def _kernels_table(kernels: list[Measured]) -> str:
 def _agreement_text(found: dict[str, Any] | None) -> str:
     if found is None:
         return ""
+    worst = found["largest_relative_difference"]
+    if worst is None:
+        return "; results have other shapes, and are not compared"
     if found["tolerance"] is None:
-        worst = found["largest_relative_difference"]
-        return "" if worst is None else f"; results differ by {worst:.1e} of the largest"
+        return f"; results differ by {worst:.1e} of the largest"
     verdict = "agree" if found["agrees"] else "DISAGREE"
     return (
-        f"; results {verdict}: they differ by {found['largest_difference']:.1e}, rounding explains "
-        f"{found['tolerance']:.1e}"
+        f"; results {verdict}: they differ by {found['largest_difference']:.1e}, which is "
+        f"{worst:.1e} of the largest; rounding can explain {found['tolerance']:.1e}"
     )
 
 
