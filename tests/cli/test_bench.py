@@ -187,11 +187,11 @@ def test_other_results_are_called_a_disagreement(decoder, monkeypatch, capsys):
 
     def wrong(self, number=0):
         found = turns(self, number)
-        self.results = [r + (self.name == "tvm") for r in self.results]
+        self.results = [r + (self.name == "torch") for r in self.results]
         return found
 
     monkeypatch.setattr(contenders.Contender, "turn", wrong)
-    assert main(["bench", str(decoder), "--against", "tvm", "--no-kernels", *QUICK]) == 1
+    assert main(["bench", str(decoder), "--against", "torch", "--no-kernels", *QUICK]) == 1
     assert "results DISAGREE" in capsys.readouterr().out
 
 
