@@ -167,13 +167,11 @@ def _has_the_same_body(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
 
 def _of_attributes(name: str, old: _Seen, new: _Seen) -> FunctionChange:
     """Return the change of a function whose attributes alone differ, without printing it."""
-    before, after = (
-        {str(key): str(value) for key, value in (seen.func.attrs or {}).items()}
-        for seen in (old, new)
-    )
-    gone = [f"-attribute {n} = {v}" for n, v in before.items() if after.get(n) != v]
-    come = [f"+attribute {n} = {v}" for n, v in after.items() if before.get(n) != v]
-    lines = tuple(shortened(line) for line in sorted(gone) + sorted(come))
+    before, after = (dict(seen.func.attrs or {}) for seen in (old, new))
+    same = {n for n in before if n in after and tvm_ffi.structural_equal(before[n], after[n])}
+    signs = ("-", before), ("+", after)
+    told = [f"{s}attribute {n} = {of[n]}" for s, of in signs for n in sorted(of) if n not in same]
+    lines = tuple(shortened(line) for line in told)
     size = old.size[0]
     hunks = (Hunk(1, 1, lines),) if lines else ()
     return FunctionChange(name, kind_of(new.func), "changed", size, size, hunks)
