@@ -143,7 +143,7 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     for operator in ("add", "multiply"):
         for data, other in binary(view, user, f"relax.{operator}"):
             if data.same_as(chain.out) and not view.depends_on(other, forbidden):
-                return _combined(chain, user, other, operator)
+                return _combined(view, chain, user, other, operator)
     return None
 
 
@@ -161,13 +161,30 @@ def _is_rounded(chain: Chain) -> bool:
     return chain.out_dtype not in ("float32", dtype, accumulator(dtype))
 
 
-def _combined(chain: Chain, user: relax.Var, other: relax.Expr, operator: str) -> Chain | None:
-    """Absorb a sum or product with a vector along the last axis, or a sum with a whole tensor."""
+def _combined(
+    view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr, operator: str
+) -> Chain | None:
+    """Absorb a sum or product with a vector along the last axis, or a sum with a whole tensor.
+
+    Operands of steps are of the dtype of the rows, and read as float32: one that the graph widens
+    to that is read as it was.
+    """
+    dtype = step_dtype(dtype_of(chain.linear.x))
+    if dtype_of(other) != dtype_of(chain.out):
+        return None
+    if dtype_of(other) == "float32" != dtype:
+        cast = view.call(other, "relax.astype")
+        if cast is None:
+            return None
+        alone = isinstance(other, relax.Var) and view.only_user(other) is not None
+        if alone and view.is_free(other):
+            chain = replace(chain, covers=(*chain.covers, other))
+        other = cast.args[0]
+    if dtype_of(other) != dtype:
+        return None
     shape, other_shape = shape_of(chain.out), shape_of(other)
     if shape is None or other_shape is None or not same_shape(shape_of(user), shape):
         return None
-    if not dtype_of(other) == dtype_of(chain.out) == step_dtype(dtype_of(chain.linear.x)):
-        return None  # all operands of steps are of one dtype
     ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
     if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
         return _longer(chain, user, "residual", KernelArg(other)) if operator == "add" else None

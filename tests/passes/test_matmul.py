@@ -214,6 +214,28 @@ REWRITES = [
         "x W",
         ("add",),
     ),
+    Rewrite(
+        Chain(
+            "widened_operands_after_a_cast",
+            "x[6,32]:float16 W[32,48]:float16 b[48]:float16 r[6,48]:float16",
+            M + 'w = R.astype(m, "float32"); c = R.astype(b, "float32"); v = R.add(c, w)\n'
+            's = R.astype(r, "float32"); y = R.add(v, s)',
+            "y",
+        ),
+        work("bias", "residual", dtype="float16", out="float32"),
+        "x W b r",
+    ),
+    Rewrite(
+        Chain(
+            "bias_widened_from_another_dtype",
+            "x[6,32]:float16 W[32,48]:float16 b[48]:bfloat16",
+            M + 'w = R.astype(m, "float32"); c = R.astype(b, "float32"); y = R.add(w, c)',
+            "y",
+        ),
+        work(dtype="float16", out="float32"),
+        "x W",
+        ("astype", "add"),
+    ),
 ]
 
 
