@@ -101,10 +101,12 @@ def phase_runner(
         yield _run
         return
     dump = DebugDump(wanted.directory, wanted, mod, options)
+    report = ""
     try:
         yield dump.run
+        report = PAGE  # `paged` will write it
     finally:
-        dump.write()
+        dump.write(report)
 
 
 def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
@@ -179,13 +181,12 @@ class DebugDump:
         _write(self._directory / file, part.script(show_meta=False) + "\n")
         return mod
 
-    def write(self) -> None:
-        """Write ``passes.json``, and the page that shows it."""
+    def write(self, report: str) -> None:
+        """Write ``passes.json``, and the page that shows it and links to that of a report."""
         record = DumpRecord(tuple(self._phases), self._options, self._failed)
         _write(self._directory / PASSES, passes_text(record))
-        files = [phase.file for phase in self._phases[: -1 if self._failed else None]]
-        page = dump_html(record, files, "" if self._failed else PAGE)
-        _write(self._directory / INDEX, page)
+        files = [p.file for p in self._phases if (self._directory / p.file).is_file()]
+        _write(self._directory / INDEX, dump_html(record, files, report))
 
 
 def _part(mod: ir.IRModule, functions: Sequence[str]) -> ir.IRModule:

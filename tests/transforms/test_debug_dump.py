@@ -134,6 +134,16 @@ def test_a_pass_that_fails_is_named(tmp_path: Path) -> None:
     assert [p.name for p in record.phases[0].passes] == ["LegalizeOps"]
 
 
+def test_what_fails_between_passes_leaves_no_link_to_a_report(tmp_path: Path) -> None:
+    mod = module()
+    dump = phase_runner(Wanted(tmp_path), mod, {})
+    with pytest.raises(RuntimeError, match="later"), dump as run:
+        run("debug-phase0.py", "trying", [tvm.relax.transform.LegalizeOps()], mod)
+        raise RuntimeError("later")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert 'href="debug-phase0.py"' in page and "report.html" not in page
+
+
 def test_times_add_up_and_options_are_told(tmp_path: Path) -> None:
     relax_fusion.partition(module(), debug_dump=tmp_path, disable=["FuseProjections"], **PIPELINE)
     record = read_passes(tmp_path)
