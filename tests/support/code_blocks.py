@@ -72,17 +72,19 @@ def program_of(page: Path) -> str:
 def _commands(code: tuple[str, ...], page: Path, text: str) -> list[str]:
     """Return a call for each command, at its last line."""
     calls, command = [], ""
-    elsewhere = USAGE.read_text(encoding="utf-8").splitlines() if page.name == "README.md" else []
+    usage = USAGE.read_text(encoding="utf-8").splitlines() if page.name == "README.md" else []
+    elsewhere = {_bare(line) for line in usage if line}
     for line in code:
         command += line.removesuffix("\\")
         whole = not line.endswith("\\")
-        elsewhere = page.name == "README.md" and f"\n{command}\n" in USAGE.read_text(
-            encoding="utf-8"
-        )
-        call = "check" if elsewhere or _is_long(command, text) else "run"
+        call = "check" if _is_long(command, text) or _bare(command) in elsewhere else "run"
         calls.append(f"shell.{call}({command!r})" if whole else "")
         command = "" if whole else command
     return calls
+
+
+def _bare(command: str) -> str:
+    return command.partition(" #")[0].rstrip()
 
 
 def _is_long(command: str, page: str) -> bool:
@@ -98,11 +100,16 @@ class shell:
 
     @staticmethod
     def prepare() -> None:
-        """Make the files that pages speak of, and the bundled models small."""
+        """Make the files that pages speak of; bundled models are small, and LLVM in a hurry."""
+        from tvm.target import Target, codegen
+
+        from relax_fusion.hardware import target
         from relax_fusion.models import zoo
 
         from .documented_files import small, write_files
 
+        host = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": 2}
+        target.host_target = lambda: Target({**host, "opt-level": 0})
         zoo.CONFIGS = MappingProxyType({name: small(c) for name, c in zoo.CONFIGS.items()})
         write_files(Path.cwd())
 
