@@ -38,6 +38,16 @@ from .manifest import (
 )
 from .source import Model, Source, bounds, described, open_source
 
+UNASKED: dict[str, Any] = {
+    "force": False,
+    "no_weights": False,
+    "cubins": False,
+    "debug_dump": None,
+    "dump_functions": (),
+    "dump_phases": (),
+}
+"""What `compile_to` reads beside the arguments of a model, as by default."""
+
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:
     """Compile ``args.source`` into the directory ``args.output``."""

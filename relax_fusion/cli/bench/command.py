@@ -21,7 +21,7 @@ from ...validation import json_text
 from ..artifact import replace_file, when_interrupted
 from ..build import require_linker
 from ..compilation import is_compiled
-from ..compile import compile_to, compiled_of
+from ..compile import UNASKED, compile_to, compiled_of
 from ..console import CliError, Console, first_line
 from ..library import device_for, device_here
 from ..manifest import Compiled, check_files, read_manifest
@@ -113,14 +113,7 @@ def _compile(args: argparse.Namespace, out: Path, console: Console) -> tuple[Sou
     source.require_weights()
     console.step(f"exporting {source.name}")
     model = source.model(args)
-    own = argparse.Namespace(**vars(args))
-    own.output, own.force, own.no_weights, own.cubins, own.debug_dump = (
-        out,
-        False,
-        False,
-        False,
-        None,
-    )
+    own = argparse.Namespace(**vars(args), **UNASKED, output=out)
     _sizes(compiled_of(source, model, own), args)
     console.step(f"compiling {source.name}")
     compile_to(out, source, model, own, console)
