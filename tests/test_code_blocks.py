@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -47,6 +48,9 @@ def test_a_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
     command = [sys.executable, "-W", "ignore", program.name]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, f"{NAMES[page]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    if page.name == "README.md":
+        named = re.findall(r"fuse_\w+?_[0-9a-f]{8}_", page.read_text(encoding="utf-8"))
+        assert len(named) == 2 and [name for name in named if name not in done.stdout] == []
     if page.name == "writing_a_kernel.md":
         assert b"launch_axpy_" in (tmp_path / "axpy.so").read_bytes()
         assert len(blocks_of(page)[0].code) <= 15
