@@ -19,7 +19,8 @@ BUSY_BYTES = 128 << 20
 HOW_CPU = "each kernel by the host's clock, between two calls of the virtual machine's instrument"
 HOW_GPU = (
     f"each kernel behind a copy of {BUSY_BYTES >> 20} MiB that keeps the GPU busy while the host "
-    "launches it; of the time until both are done the median time of a copy alone is subtracted"
+    "launches it; of the time until both are done the median time of a copy alone is subtracted, "
+    "so that the launch is in neither times nor predictions"
 )
 
 _BUILTIN = "vm.builtin."
@@ -46,11 +47,19 @@ class KernelTime:
         How often one call runs it.
     times : Times
         Of every run.
+    resolution : float
+        Seconds below which a time is as good as none.
     """
 
     name: str
     count: int
     times: Times
+    resolution: float = 0.0
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the kernel takes long enough to be timed."""
+        return self.times.median >= self.resolution
 
     @property
     def seconds(self) -> float:
@@ -88,7 +97,7 @@ def kernel_times(
     finally:
         machine.set_instrument(None)
     found = [
-        KernelTime(name, len(each) // repeats, Times(tuple(each)))
+        KernelTime(name, len(each) // repeats, Times(tuple(each)), clock.resolution)
         for name, each in clock.found.items()
     ]
     return sorted(found, key=lambda kernel: -kernel.seconds)
@@ -104,12 +113,13 @@ class _Clock:
     def __init__(self, device: tvm.runtime.Device) -> None:
         self.found: dict[str, list[float]] = {}
         self._device, self._began = device, 0.0
-        self._alone = 0.0
+        self._alone = self.resolution = 0.0
         self._busy: tuple[Any, Any] | None = None
         if not _is_cpu(device):
             zeros = np.zeros(BUSY_BYTES, "int8")
             self._busy = tvm.runtime.tensor(zeros, device), tvm.runtime.tensor(zeros, device)
-            self._alone = Times(tuple(self._copy_alone() for _ in range(_EMPTY))).median
+            alone = Times(tuple(self._copy_alone() for _ in range(_EMPTY)))
+            self._alone, self.resolution = alone.median, alone.percentile(90) - alone.median
 
     def instrument(self, _func: Any, name: str, before: bool, *_: Any) -> int:
         """Note the time before an instruction, and add it up after; 0: go on as usual."""

@@ -136,7 +136,7 @@ def test_an_encoder_against_torch(encoder, capsys):
         (["--prompt", "16", "--new-tokens", "2"], "--prompt 16 and --new-tokens 2 do not fit the"),
         (["--size", "seq_len=4"], "--size seq_len: tiny generates text, and takes --prompt"),
         (["--dtype", "float16"], "--dtype says how a model is compiled, but"),
-        (["--against", "jax"], "'jax' is none of tvm, torch, torch-compile, none"),
+        (["--against", "jax"], "'jax' is none of tvm, torch, torch-compile, torch-graphs, none"),
         (["--json", "/no/such/folder/x.json"], "must be a file in a directory that exists"),
     ],
 )

@@ -26,6 +26,7 @@ def times(seconds: float, **more: Any) -> dict[str, Any]:
 def kernel(name: str, measured: float, predicted: float | None) -> dict[str, Any]:
     is_miss = predicted is not None and abs(measured / predicted - 1) > 0.2
     more = {"launches": 4, "predicted_s": predicted, "plan": "", "is_miss": is_miss}
+    more["resolution_s"] = 2e-6
     return times(measured, kernel=name, chain="", **more)
 
 
@@ -80,6 +81,7 @@ def test_times_peers_and_kernels(page: str, record: dict[str, Any]) -> None:
     fused = record["kernels"]["prefill"][0]["kernel"]
     assert re.search(rf'<a href="#k\d+">{fused}</a>', section)
     assert '<td class="mono">take' in section
+    assert ">&lt; 2 µs<" in section and "1 µs" not in section, "take is below the resolution"
     assert section.count("a miss") == 1 and "36 µs" in section, "four runs of 9 us"
     assert NASTY not in section and "Interrupted" not in section
     assert '<a href="#measured">Measured</a>' in page

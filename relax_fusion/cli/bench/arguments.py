@@ -36,7 +36,8 @@ def add_bench(commands: Commands) -> None:
         "--against",
         type=peers,
         metavar="PEER,...",
-        help=f"{', '.join(PEERS)}, or none (default: those that are installed)",
+        help=f"{', '.join(PEERS)}, or none (default: those that are installed "
+        "and run on the device)",
     )
     parser.add_argument("--no-kernels", action="store_true", help="do not time single kernels")
     parser.add_argument(

@@ -27,7 +27,6 @@ from ..library import device_for, device_here
 from ..manifest import Compiled, check_files, read_manifest
 from ..source import Source, open_source
 from .contenders import (
-    COMPILED,
     OURS,
     PEERS,
     TORCH,
@@ -41,7 +40,7 @@ from .contenders import (
 from .kernels import measure_kernels
 from .results import Results
 from .subject import Subject, sizes_of
-from .torch_peers import TorchPeers
+from .torch_peers import MODES, TorchPeers
 
 _COMPILING = (
     *("dtype", "quantization", "max_seq_len", "batch", "bound", "disable", "always_fuse"),
@@ -143,12 +142,12 @@ def _measure(results: Results, args: argparse.Namespace, console: Console) -> No
 def _peers(subject: Subject, args: argparse.Namespace) -> dict[str, Callable[[], Contender]]:
     """Return what makes the peers that were asked for."""
     by_torch = TorchPeers(subject)
-    makers = {
+    makers: dict[str, Callable[[], Contender]] = {
         TVM: lambda: tvm_default(subject),
         TORCH: by_torch.eager,
-        COMPILED: by_torch.compiled,
     }
-    wanted = installed() if args.against is None else args.against
+    makers |= {who: partial(by_torch.compiled, who) for who in MODES}
+    wanted = installed(subject.device.type) if args.against is None else args.against
     return {who: makers[who] for who in PEERS if who in wanted}
 
 

@@ -16,8 +16,9 @@ from ..console import CliError
 from ..measure import timed
 from .subject import Call, Subject, loaded
 
-OURS, TVM, TORCH, COMPILED = "relax_fusion", "tvm", "torch", "torch-compile"
-PEERS = (TVM, TORCH, COMPILED)
+OURS, TVM, TORCH = "relax_fusion", "tvm", "torch"
+COMPILED, GRAPHS = "torch-compile", "torch-graphs"
+PEERS = (TVM, TORCH, COMPILED, GRAPHS)
 
 CALLS, LONGEST = 10, 1.0
 """Calls in a turn: so many, or until so many seconds are over."""
@@ -121,10 +122,11 @@ def _calling(subject: Subject) -> Run:
     return run
 
 
-def installed() -> list[str]:
-    """Return the peers that can run here, as far as packages go."""
-    has_torch = find_spec("torch") is not None
-    return [TVM, *([TORCH, COMPILED] if has_torch else [])]
+def installed(kind: str) -> list[str]:
+    """Return the peers that can run on a kind of device, as far as packages go."""
+    if find_spec("torch") is None:
+        return [TVM]
+    return [TVM, TORCH, COMPILED, *([GRAPHS] if kind != "cpu" else [])]
 
 
 def ours(subject: Subject) -> Contender:

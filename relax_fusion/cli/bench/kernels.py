@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import RelaxFusionError
 from ...estimator.tile_plan import PlanTable
+from ...hardware import DeviceSpec
 from ...hardware.target import device_of, make_target
 from ...inventory.costs import planned
 from ...report.html.kernels import MISS
@@ -32,7 +33,8 @@ class Measured:
     chain : str
         What it fuses, as reports call it; empty where no pass of ours made it.
     predicted_s : float, optional
-        Seconds of one run, where the estimator has a price of it.
+        Seconds of one run, where the estimator has a price of it; on a GPU without its launch,
+        which is not in the time either.
     plan : str
         The tiles that serve the sizes.
     """
@@ -44,8 +46,10 @@ class Measured:
 
     @property
     def ratio(self) -> float | None:
-        """The measured time over the predicted one."""
-        return self.time.times.median / self.predicted_s if self.predicted_s else None
+        """The measured time over the predicted one, where there is one of either."""
+        if not self.predicted_s or not self.time.is_resolved:
+            return None
+        return self.time.times.median / self.predicted_s
 
     @property
     def is_miss(self) -> bool:
@@ -61,6 +65,7 @@ class Measured:
             **self.time.times.to_record(),
             "predicted_s": self.predicted_s,
             "plan": self.plan,
+            "resolution_s": self.time.resolution,
             "is_miss": self.is_miss,
         }
 
@@ -106,5 +111,10 @@ def _beside(subject: Subject, found: Compilation, step: str, time: KernelTime) -
         prediction, plan = planned(item, items[0].work, plans, sizes, device)
     except RelaxFusionError:  # a family that is not registered here, say
         return Measured(time, item.chain)
-    seconds = None if prediction is None else prediction.seconds
+    seconds = None if prediction is None else prediction.seconds - _launch_s(device)
     return Measured(time, item.chain, seconds, plan)
+
+
+def _launch_s(device: DeviceSpec) -> float:
+    """Return what a prediction has of a launch that times have not."""
+    return device.launch_s if device.kind == "gpu" else 0.0

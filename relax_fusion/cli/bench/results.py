@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...estimator import format_seconds
-from ...timing import PERCENTILES, Times, how
+from ...timing import PERCENTILES, KernelTime, Times, how
 from ..console import table
 from ..measure import compare
 from .contenders import OURS, Contender, Turn
@@ -196,12 +196,19 @@ def _kernels_table(kernels: list[Measured]) -> str:
     for each in kernels:
         predicted = "" if each.predicted_s is None else format_seconds(each.predicted_s)
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}{' *' if each.is_miss else ''}"
-        times = (format_seconds(each.time.times.median), format_seconds(each.time.seconds))
+        times = _time_texts(each.time)
         rows.append((each.time.name, str(each.time.count), *times, predicted, ratio))
     total = format_seconds(sum(each.time.seconds for each in kernels))
     known = [e.predicted_s * e.time.count for e in kernels if e.predicted_s is not None]
     rows.append(("all", "", "", total, format_seconds(sum(known)) if known else "", ""))
     return table(rows)
+
+
+def _time_texts(time: KernelTime) -> tuple[str, str]:
+    """Return the time of one run, and of all in a call."""
+    if not time.is_resolved:
+        return f"< {format_seconds(time.resolution)}", ""
+    return format_seconds(time.times.median), format_seconds(time.seconds)
 
 
 def _agreement_text(found: dict[str, Any] | None) -> str:

@@ -11,10 +11,14 @@ import numpy as np
 from ...models import BertConfig, ExportedModel
 from ..console import CliError
 from ..source import FileSource
-from .contenders import COMPILED, TORCH, Contender
+from .contenders import COMPILED, GRAPHS, TORCH, Contender
 from .subject import Subject
 
-MODE = "torch.compile in its default mode (which uses no CUDA graphs)"
+MODES = {
+    COMPILED: (None, "torch.compile in its default mode (which uses no CUDA graphs)"),
+    GRAPHS: ("reduce-overhead", "torch.compile in its mode reduce-overhead (with CUDA graphs)"),
+}
+"""Modes of torch.compile, and what people read of them."""
 
 
 class TorchPeers:
@@ -35,12 +39,22 @@ class TorchPeers:
         """Return the model as torch runs it, operator by operator."""
         return self._contender(TORCH, self._model, f"{self._about}, eager")
 
-    def compiled(self) -> Contender:
-        """Return it under torch.compile; all sizes are compiled when this returns."""
+    def compiled(self, name: str) -> Contender:
+        """Return it under torch.compile; all sizes are compiled when this returns.
+
+        Parameters
+        ----------
+        name : str
+            One of `MODES`.
+        """
         import torch
 
+        mode, told = MODES[name]
+        if name == GRAPHS and self._device == "cpu":
+            raise CliError(f"{GRAPHS} needs a GPU")
         torch._dynamo.reset()
-        made = self._contender(COMPILED, torch.compile(self._model), f"{self._about}, by {MODE}")
+        model = torch.compile(self._model, mode=mode)
+        made = self._contender(name, model, f"{self._about}, by {told}")
         made.turn()
         return made
 
@@ -168,6 +182,13 @@ def _give(model: Any, state: dict[str, Any]) -> None:
     model.load_state_dict(state, strict=False)
 
 
+def _begin_step() -> None:
+    """Let a CUDA graph write over the results of the step before."""
+    import torch
+
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+
 class _TorchSession:
     """A decoder of transformers with its cache, as `Generator` is one."""
 
@@ -189,6 +210,7 @@ class _TorchSession:
     def prefill(self, ids: Any) -> np.ndarray:
         import torch
 
+        _begin_step()
         with torch.no_grad():
             out = self._model(
                 torch.from_numpy(ids.astype("int64")).to(self._device),
@@ -215,6 +237,7 @@ class _TorchCall:
     def __call__(self) -> Any:
         import torch
 
+        _begin_step()
         with torch.no_grad():
             result = self._model(*self._inputs)
             if self._is_gpu:

@@ -69,4 +69,9 @@ def _step(step: str, contenders: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kernel(each: Mapping[str, Any]) -> dict[str, Any]:
-    return {**each, "in_call_s": each["launches"] * each["p50_s"]}
+    least = each["resolution_s"]
+    return {
+        **each,
+        "in_call_s": each["launches"] * each["p50_s"],
+        "under_s": least if each["p50_s"] < least else None,
+    }
