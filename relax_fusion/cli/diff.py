@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..estimator import format_seconds
-from ..report.html.diff_page import diff_html
+from ..report.html.diff_page import chain_seconds, diff_html
 from ..validation import shown
 from .compilation import read_compilation
 from .console import Console, table
 from .difference import difference, is_equal
+from .manifest import MANIFEST, REPORT
 from .page import check_page, write_page
 
 LOST = 1
@@ -23,7 +25,8 @@ _MOST = 40
 
 def diff_command(args: argparse.Namespace, console: Console) -> int:
     """Compare ``args.a`` with ``args.b``."""
-    check_page(args.html)
+    read = (Path(x) / name for x in (args.a, args.b) for name in ("", MANIFEST, REPORT))
+    check_page(args.html, *map(str, read))
     a, b = read_compilation(args.a), read_compilation(args.b)
     found = difference(a, b)
     told = {"equal": is_equal(found), **found}
@@ -68,8 +71,9 @@ def _facts(facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _chains(heading: str, chains: Sequence[Mapping[str, Any]]) -> str:
-    rows = [(c["function"], str(c["count"]), c["chain"], c["sizes"]) for c in chains]
-    return _part(heading, ("function", "times", "chain", "sizes"), rows)
+    names = ("function", "count", "chain", "sizes")
+    rows = [(*(str(c[n]) for n in names), chain_seconds(c, format_seconds)) for c in chains]
+    return _part(heading, ("function", "times", "chain", "sizes", "predicted, each"), rows)
 
 
 def _left(left: Sequence[Mapping[str, Any]]) -> str:

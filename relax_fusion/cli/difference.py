@@ -58,8 +58,9 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     -------
     dict
         ``facts``: name, and its value in A and in B, where they differ.  ``lost``, ``gained`` and
-        ``replaced``: chains with counts; a replaced one is no kernel in B, where as many operations
-        of its function are in kernels as in A.  ``left``: what is left in more or fewer places.
+        ``replaced``: chains with counts, and the predicted seconds of one by size; a replaced one
+        is no kernel in B, where as many operations of its function are in kernels as in A.
+        ``left``: what is left in more or fewer places.
         ``plans``: ranges of sizes with other tiles.  ``times``: predicted and measured seconds of
         chains in both.  ``files``: bytes that differ.  ``kernels``: names that are new, gone or
         have other code, and whether both have hashes of their code.
@@ -81,8 +82,7 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
 
 def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     chains = _chains(a), _chains(b)
-    counts = tuple({key: sum(i.count for i in found[key]) for key in found} for found in chains)
-    fewer = _more(counts[0], counts[1])
+    fewer = _more(a, *chains)
     dropped = _dropped(a, b)
     plans, times = [], []
     for key in sorted(chains[0].keys() & chains[1].keys()):
@@ -94,7 +94,7 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
         "facts": {n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS if a.fact(n) != b.fact(n)},
         "lost": [c for c in fewer if c["function"] in dropped],
         "replaced": [c for c in fewer if c["function"] not in dropped],
-        "gained": _more(counts[1], counts[0]),
+        "gained": _more(b, *reversed(chains)),
         "left": _left(a, b),
         "plans": plans,
         "times": times,
@@ -120,13 +120,20 @@ def _chains(one: Compilation) -> dict[ChainKey, list[Item]]:
     return found
 
 
-def _more(first: Mapping[ChainKey, int], second: Mapping[ChainKey, int]) -> list[dict[str, Any]]:
-    """Return the chains of which there are more in the first, with how many more."""
-    return [
-        {**vars(key), "count": count - second.get(key, 0)}
-        for key, count in sorted(first.items())
-        if count > second.get(key, 0)
-    ]
+def _more(
+    one: Compilation,
+    chains: Mapping[ChainKey, list[Item]],
+    others: Mapping[ChainKey, list[Item]],
+) -> list[dict[str, Any]]:
+    """Return the chains of which there are more in `one` than among others: how many, how long."""
+    found = []
+    for key, items in sorted(chains.items()):
+        count = sum(i.count for i in items) - sum(i.count for i in others.get(key, ()))
+        if count > 0:
+            decision = _decision(one, items[0]) or {"predictions": []}
+            seconds = {_size(p["size"]): float(p["fused_s"]) for p in decision["predictions"]}
+            found.append({**vars(key), "count": count, "seconds": seconds})
+    return found
 
 
 def _dropped(a: Compilation, b: Compilation) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from tvm.ir.transform import Pass
 
 from ..estimator import AttentionSize, RangePrediction, format_seconds
+from ..estimator.shape import box_sizes
 from ..hardware.target import device_of
 from ..options import PipelineOptions
 from ..pipeline import PHASES, count_launches, run_phases, schedule_kernels
@@ -34,7 +35,7 @@ from .source import bounds, described, open_source
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
-    check_page(args.html)
+    check_page(args.html, args.source)
     source = open_source(args.source)
     source.check(args)
     device = device_of(args.target)
@@ -143,9 +144,9 @@ def _ranges(decision: Decision) -> list[tuple[str, ...]]:
     """Size, tile, times and bound of each range."""
     rows: list[tuple[str, ...]] = []
     for prediction in decision.predictions:
-        assert decision.plans is not None, "a fused chain has plans"
-        upper = prediction.upper
-        plan = decision.plans.boxes[-1][1] if upper is None else decision.plans.plan_for(upper)
+        plans, work = decision.plans, decision.workload
+        assert plans is not None and work is not None, "a fused chain has plans and a workload"
+        plan = plans.plan_for(**box_sizes(work, prediction.size))
         rows.append(
             (
                 _size(prediction),

@@ -7,16 +7,20 @@ from pathlib import Path
 from .console import CliError, Console
 
 
-def check_page(file: str | None) -> None:
-    """Refuse, before anything is done, what cannot become a file.
+def check_page(file: str | None, *inputs: str) -> None:
+    """Refuse, before anything is done, what cannot become a file, and what the command reads.
 
     Raises
     ------
     CliError
-        If it is a directory, or in none.
+        If it is a directory, or in none; or if it is one of `inputs`, which it would replace.
     """
-    if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
+    if file is None:
+        return
+    if Path(file).is_dir() or not Path(file).parent.is_dir():
         raise CliError(f"--html {file} must be a file in a directory that exists", code=2)
+    if Path(file).exists() and any(Path(x).exists() and Path(x).samefile(file) for x in inputs):
+        raise CliError(f"--html {file} would replace what is read; give another file", code=2)
 
 
 def write_page(text: str, file: str, console: Console) -> None:

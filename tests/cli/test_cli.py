@@ -22,11 +22,15 @@ from relax_fusion import dequantize, models, quantize
 from relax_fusion.cli import argument_types, build, main, parser
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.demo import Comparison
+from relax_fusion.cli.explain import fused_text
 from relax_fusion.cli.measure import Run
 from relax_fusion.cli.run import _generate
+from relax_fusion.estimator import AttentionSize, Prediction, RangePrediction
+from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.models import zoo
-from relax_fusion.report import Report
+from relax_fusion.report import Decision, Report
 from relax_fusion.transforms.cuda_graph import RUN_OR_CAPTURE
+from relax_fusion.workload import Attention
 
 from ..support.processes import without_torch
 from ..support.quick import loaded, quick_host, quick_passes
@@ -446,6 +450,24 @@ def test_explain_writes_a_page(tmp_path, capsys):
     for wrong in (tmp_path / "no" / "page.html", tmp_path):
         assert main(["explain", str(config), "--html", str(wrong), "-q"]) == 2
         assert "must be a file in a directory that exists" in error(capsys)
+    assert main(["explain", str(config), "--html", str(config), "-q"]) == 2
+    assert "would replace what is read" in error(capsys)
+    assert json.loads(config.read_text()) == CONFIG
+
+
+def test_explain_names_the_plan_of_the_keys_that_it_prices() -> None:
+    work = Attention(1, None, None, 4, 2, 8, 8, 1.0, "bottom_right", None, "float16", "float16")
+    few, many = TilePlan(16, 32, 8), TilePlan(64, 64, 8)
+    plans = PlanTable.of([(Box(rows=64, keys=512), few), (Box(), many)])
+    cost = Prediction(1e-6, 1.0, 1.0, 1, "dram")
+    priced = tuple(
+        RangePrediction(64, AttentionSize(1, 64, keys), cost, cost, cost) for keys in (512, 4096)
+    )
+    made = Decision("P", "attention", "f", "x", "k", workload=work, plans=plans, predictions=priced)
+    rows = [line for line in fused_text([made]).splitlines() if " keys " in line]
+    assert few.text != many.text
+    assert "64 x 512 keys" in rows[0] and few.text in rows[0]
+    assert "64 x 4096 keys" in rows[1] and many.text in rows[1]
 
 
 def test_explain_tells_which_plans_the_library_measures(tmp_path, capsys):

@@ -71,6 +71,10 @@ def test_chains_lost_and_gained(explained, diff, capsys) -> None:
     gated = {"chain": "FuseGatedFFN: rms_norm merged silu", "count": 2}
     merged = {"chain": "FuseRMSNormMatmul: rms_norm matmul NT", "count": 2}
     found = diff(a, b, 1)
+    times = [[each.pop("seconds") for each in found[part]] for part in ("lost", "gained")]
+    for of in times:  # of decode, then of prefill
+        assert list(of[0]) == ["1 row"] and len(of[1]) > 1
+        assert all(s > 0 for each in of for s in each.values())
     sizes = {"decode": "1", "prefill": "seq_len"}
     assert found["lost"] == [
         {"function": f, **gated, "sizes": f"{m} x 128 x 64, {m} x 128 x 64"}
@@ -83,11 +87,13 @@ def test_chains_lost_and_gained(explained, diff, capsys) -> None:
         (0, 2, "FuseGatedFFN is switched off")
     ] * 2
     back = diff(b, a, 0)  # all its operations are in other kernels
+    assert [[c.pop("seconds") for c in back[p]] for p in ("gained", "replaced")] == times
     assert back["lost"] == [] and back["replaced"] == found["gained"] and not back["equal"]
     assert back["gained"] == found["lost"]
     assert main(["diff", a, b, "-q"]) == 1
     text = capsys.readouterr().out
     assert "Lost: chains of A that are no kernels in B" in text and "Gained" in text
+    assert "predicted, each" in text and "s at 1 row" in text
 
 
 def test_equal_reports(explained, diff, capsys) -> None:
@@ -162,6 +168,19 @@ def test_directories(config, tmp_path: Path, diff, capsys) -> None:
     assert "damaged" in capsys.readouterr().err
     (a / "report.json").unlink()
     assert main(["diff", str(a), str(b)]) == 2
+
+
+def test_the_page_replaces_nothing_that_is_read(tmp_path: Path, capsys) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(made / "report.json")
+    for file in (made / "report.json", made / "manifest.json", link):
+        (made / "report.json").write_text("{}")
+        (made / "manifest.json").write_text("{}")
+        assert main(["diff", str(made), str(made), "--html", str(file), "-q"]) == 2
+        assert f"--html {file} would replace what is read" in capsys.readouterr().err
+        assert file.read_text() == "{}"
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ def found(**changes: Any) -> dict[str, Any]:
     return {
         "equal": False,
         "facts": {"target": {"a": "h200", "b": None}},
-        "lost": [{**KEY, "count": 2}],
+        "lost": [{**KEY, "count": 2, "seconds": {"1 row": 1e-6, "4 rows": 2e-6, "8 rows": 3e-6}}],
         "replaced": [],
-        "gained": [{**KEY, "count": 1}],
+        "gained": [{**KEY, "count": 1, "seconds": {}}],
         "left": [{"function": "decode", "kind": "norm", "a": 0, "b": 2, "reason": "switched off"}],
         "plans": [{**KEY, "range": "1 to 8", "a": "4x8x8", "b": None}],
         "times": [{**KEY, **time}],
@@ -46,6 +46,13 @@ SOURCES = (
     {"stays": source("a", "b", NASTY), "went": source("old")},
     {"stays": source("a", "c", NASTY), "come": source("new")},
 )
+
+
+def test_chains_tell_their_times_at_the_first_and_the_last_size() -> None:
+    chains = diff_data(("A", "B"), found(), SOURCES)["found"]
+    assert chains["lost"][0]["predicted"] == "1 µs at 1 row, 3 µs at 8 rows"
+    assert chains["gained"][0]["predicted"] == "-"
+    assert "<td>1 µs at 1 row, 3 µs at 8 rows</td>" in diff_html(("A", "B"), found(), SOURCES)
 
 
 def test_kernels_have_their_differences_and_whole_texts() -> None:

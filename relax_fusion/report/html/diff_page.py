@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..material import Text
@@ -46,16 +46,26 @@ def diff_data(
         for what in ("changed", "new", "gone")
         for name in kernels[what]
     ]
+    chains = {
+        part: [{**c, "predicted": chain_seconds(c, numbers.seconds)} for c in found[part]]
+        for part in ("lost", "replaced", "gained")
+    }
     return {
         "a": names[0],
         "b": names[1],
-        "found": found,
-        "chains": sum(len(found[part]) for part in ("lost", "replaced", "gained")),
+        "found": {**found, **chains},
+        "chains": sum(map(len, chains.values())),
         "plans": _by_chain(found["plans"]),
         "times": [{**each, "rows": [_time(t) for t in each["rows"]]} for each in times],
         "kernels": entries,
         "is_equal": found["equal"],
     }
+
+
+def chain_seconds(chain: Mapping[str, Any], seconds: Callable[[float], str]) -> str:
+    """Return the predicted times of one kernel of a chain at its first and last size."""
+    told = [f"{seconds(value)} at {size}" for size, value in chain["seconds"].items()]
+    return ", ".join(dict.fromkeys((told[0], told[-1]))) if told else "-"
 
 
 def _by_chain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
