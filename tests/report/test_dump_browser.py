@@ -99,3 +99,13 @@ def test_the_page_of_a_difference(compared: Any) -> None:
     for width in (420, 900):
         resize(compared, width)
         assert compared.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_on_paper_sizes_are_as_large_as_the_text_beside_them(compared: Any) -> None:
+    sizes = (
+        "return [...document.querySelector('td.mono').parentNode.cells]"
+        ".map(cell => getComputedStyle(cell).fontSize)"
+    )
+    compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert len(set(compared.execute_script(sizes))) == 1
+    compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
