@@ -33,7 +33,7 @@ def test_a_decoder(tmp_path: Path, graphs: bool) -> None:
     source, file = tmp_path / "tiny" / "config.json", tmp_path / "times.json"
     source.parent.mkdir()
     source.write_text(json.dumps(CONFIG))
-    arguments = ["--target", json.dumps(gpu_target().export()), "--prompt", "64", "-q"]
+    arguments = ["--target", str(gpu_target()), "--prompt", "64", "-q"]
     arguments += ["--against", "tvm,torch" if graphs else "none", "--json", str(file)]
     arguments += [] if graphs else ["--no-cuda-graph"]
     assert main(["bench", str(source), *arguments]) == 0

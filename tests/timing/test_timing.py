@@ -82,5 +82,5 @@ def test_kernels_on_a_gpu_are_timed_without_their_launch():
     made = relax.VirtualMachine(tvm.compile(TwoKernels, target), tvm.cuda())
     x = tvm.runtime.tensor(np.zeros(4096, "float32"), tvm.cuda())
     found = kernel_times(made, lambda: made["main"](x), tvm.cuda(), 20)
-    exp = next(each for each in found if each.name == "tir_exp")
-    assert exp.times.median < 5e-6
+    (exp,) = (each for each in found if "exp" in each.name)
+    assert min(exp.times.seconds) < 5e-6

@@ -52,6 +52,8 @@ class TorchPeers:
         mode, told = MODES[name]
         if name == GRAPHS and self._device == "cpu":
             raise CliError(f"{GRAPHS} needs a GPU")
+        if name == GRAPHS and self._subject.is_decoder:  # 2.11 tries, and may end the process
+            raise CliError("PyTorch makes no CUDA graph of a decoder, which writes to its cache")
         torch._dynamo.reset()
         model = torch.compile(self._model, mode=mode)
         made = self._contender(name, model, f"{self._about}, by {told}")
