@@ -15,7 +15,6 @@ from contextlib import redirect_stdout
 
 from ..errors import RelaxFusionError
 from ..models import ModelError
-from ..validation import shown
 from .console import CliError, Console, tell
 from .parser import make_parser
 
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CliError as err:
         return _failed(str(err), err.code, show_traceback=args.traceback)
     except OSError as err:
-        text = f"{shown(str(err.filename))}: {err.strerror}" if err.filename else str(err)
+        text = f"{err.filename}: {err.strerror}" if err.filename else str(err)
         return _failed(text, 1, show_traceback=args.traceback)
     except (RelaxFusionError, ModelError, MemoryError) as err:
         return _failed(str(err) or type(err).__name__, 1, show_traceback=args.traceback)

@@ -11,6 +11,7 @@ from ..report.html.dump_page import dump_html
 from ..report.passes import DumpRecord, read_passes
 from ..transforms.debug_dump import INDEX, PAGE
 from .console import Console, table
+from .page import write_page
 
 
 def inspect_command(args: argparse.Namespace, console: Console) -> int:
@@ -18,10 +19,9 @@ def inspect_command(args: argparse.Namespace, console: Console) -> int:
     directory = Path(args.directory)
     record = read_passes(directory)
     page = directory / INDEX
-    console.step(f"writing {page}")
     files = [phase.file for phase in record.phases if (directory / phase.file).is_file()]
     report = PAGE if (directory / PAGE).is_file() else ""
-    page.write_text(dump_html(record, files, report), encoding="utf-8")
+    write_page(dump_html(record, files, report), str(page), console)
     if args.json:
         console.json({"page": str(page), "failed": record.failed, "phases": _phases(record)})
     else:

@@ -1,4 +1,4 @@
-"""Pages that commands write where ``--html FILE`` says."""
+"""Pages that commands write: where ``--html FILE`` says, and into a dump."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from ..report import Report
 from ..report.html.dump_page import dump_html
 from ..report.passes import PASSES, DumpRecord, PassRecord, PhaseRecord, passes_text
 from ..validation import shown
+from .modules import with_functions
 from .record_passes import PassRecorder, functions_by_name, name_of, reached
 
 PAGE = "report.html"
@@ -194,7 +195,7 @@ def _part(mod: ir.IRModule, functions: Sequence[str]) -> ir.IRModule:
     if not functions:
         return mod
     kept = reached(mod, functions)
-    return ir.IRModule({gvar: f for gvar, f in mod.functions_items() if gvar.name_hint in kept})
+    return with_functions(mod, {}, [g for g in mod.get_global_vars() if g.name_hint not in kept])
 
 
 def _remove(path: Path) -> None:
