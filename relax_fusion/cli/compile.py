@@ -78,6 +78,7 @@ def compile_to(
     compiled = compiled_of(source, exported, args)
     device = device_of(args.target).description
     report = Report()
+    report.material.model = f"{source.name}, {described(exported)}"
     with staged(out, force=args.force) as stage:
         _write_weights(source, exported, compiled.weights, stage, console)
         start = time.perf_counter()
@@ -85,8 +86,10 @@ def compile_to(
         seconds = time.perf_counter() - start
         write_report(stage / REPORT, {**_facts(compiled), "device": device}, report)
         console.step(f"writing {PAGE}")
-        report.material.model = f"{source.name}, {described(exported)}"
-        write_page(report, stage)
+        if args.debug_dump is None:
+            write_page(report, stage)
+        else:
+            shutil.copyfile(Path(args.debug_dump) / PAGE, stage / PAGE)
         console.step("writing the manifest")
         told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
         manifest = Manifest(**told, parameters=parameters(exported), files=file_sums(stage))
