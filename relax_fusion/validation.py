@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import pydantic
+import pydantic_core
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 MAX_INT32 = 2**31 - 1
@@ -159,7 +160,10 @@ def read_file(path: Path) -> bytes:
 
 def json_text(value: Any) -> str:
     """Return `value` as JSON; null stands for infinities and NaN, which JSON does not have."""
-    return json.dumps(_without_infinities(value), indent=2, allow_nan=False)
+    try:
+        return pydantic_core.to_json(value, indent=2, inf_nan_mode="null").decode()
+    except pydantic_core.PydanticSerializationError:  # a file's name may be no Unicode
+        return json.dumps(_without_infinities(value), indent=2, allow_nan=False)
 
 
 def _without_infinities(value: Any) -> Any:

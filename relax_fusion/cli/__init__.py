@@ -20,6 +20,8 @@ from .parser import make_parser
 
 __all__ = ["main"]
 
+_LONGEST_PATH = 200
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CliError as err:
         return _failed(str(err), err.code, show_traceback=args.traceback)
     except OSError as err:
-        text = f"{err.filename}: {err.strerror}" if err.filename else str(err)
+        text = f"{_end(str(err.filename))}: {err.strerror}" if err.filename else str(err)
         return _failed(text, 1, show_traceback=args.traceback)
     except (RelaxFusionError, ModelError, MemoryError) as err:
         return _failed(str(err) or type(err).__name__, 1, show_traceback=args.traceback)
@@ -61,6 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The last resort: whatever is left is a defect of ours, and is reported as one.
         text = f"unexpected {type(err).__name__}: {err}; --traceback shows where"
         return _failed(text, 1, show_traceback=args.traceback)
+
+
+def _end(path: str) -> str:
+    """Return a path, or its end if it is long: that says most."""
+    line = " ".join(path.split())
+    return line if len(line) <= _LONGEST_PATH else f"...{line[-_LONGEST_PATH:]}"
 
 
 def _failed(message: str, code: int, *, show_traceback: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from ..hardware import DeviceSpec
@@ -102,6 +103,11 @@ class Source:
 
     function: str
     load: Callable[[], Sequence[Text]] = field(compare=False, repr=False)
+
+    @cached_property
+    def texts(self) -> Sequence[Text]:
+        """What `load` returns, which is called once."""
+        return self.load()
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +119,7 @@ class DumpRecord:
 
 def passes_text(record: DumpRecord) -> str:
     """Return what ``passes.json`` holds."""
-    return json_text(asdict(record)) + "\n"
+    return json_text(record) + "\n"
 
 
 def read_passes(directory: Path) -> DumpRecord:

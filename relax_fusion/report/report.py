@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from textwrap import indent
 from typing import Annotated, Any
 
@@ -119,7 +119,7 @@ class Report:
 
     def leftovers_to_json(self) -> str:
         """Return what was left as JSON: a list of objects with the fields of `Leftover`."""
-        return json_text([asdict(leftover) for leftover in self.leftovers])
+        return json_text(self.leftovers)
 
     def work_to_json(self) -> str:
         """Return what each function multiplies as JSON: a list of objects.

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["graph", "kernel", "other"]
@@ -116,7 +117,13 @@ def _hunks(before: Sequence[str], after: Sequence[str], skipped: int) -> Iterabl
 
 def _defined(lines: Iterable[str]) -> set[str]:
     """Return the names of parameters and variables of a text."""
-    return {a or b for line in lines for a, b in _DEFINED.findall(line)}
+    return {name for line in lines for name in _defined_by(line)}
+
+
+@lru_cache(maxsize=1 << 14)
+def _defined_by(line: str) -> tuple[str, ...]:
+    """Return the names that a line gives; a function is compared many times, mostly unchanged."""
+    return tuple(a or b for a, b in _DEFINED.findall(line))
 
 
 def _folded(hunks: Iterable[Hunk], variables: set[str]) -> list[Hunk]:

@@ -62,7 +62,7 @@ def kernel_texts(report: Report) -> list[dict[str, Any]]:
 def _texts(source: Source) -> tuple[list[dict[str, str]], str]:
     """Return the texts of one PrimFunc, and what was left out of it."""
     try:
-        every = list(source.load())
+        every = source.texts
     except Exception as err:  # a text is no reason to lose the page
         return [_entry(Text(source.function, "TVMScript", f"# no text: {err}"))], ""
     kept: list[Text] = []
