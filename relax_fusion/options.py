@@ -246,8 +246,10 @@ def dumped(options: PipelineOptions, files: Sequence[str]) -> Wanted:
 
 
 def choices(options: PipelineOptions) -> dict[str, str]:
-    """Return what is not as by default, by field, as text for people."""
-    told = {"target": str(options.target)}
+    """Return the model, if it is known, and what is not as by default, as text for people."""
+    model = options.report.material.model if options.report is not None else ""
+    told = {"model": model} if model else {}
+    told["target"] = str(options.target)
     for each in fields(options):
         value = getattr(options, each.name)
         if each.name in _TOLD and value != _default(each):

@@ -34,7 +34,7 @@ from .dlight_rules import (
     SingleThreadRule,
 )
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
-from .inventory import RecordKernels, RecordWork
+from .inventory.collect import RecordKernels, RecordWork
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered

@@ -18,8 +18,8 @@ from typing import Any
 RECORDED = Path(__file__).parent / "data" / "public_api.txt"
 MODULES = (
     *("relax_fusion", "relax_fusion.canonical", "relax_fusion.dlight_rules"),
-    *("relax_fusion.frontends", "relax_fusion.hardware", "relax_fusion.mlc"),
-    *("relax_fusion.models", "relax_fusion.triton_bridge"),
+    *("relax_fusion.frontends", "relax_fusion.hardware", "relax_fusion.inventory"),
+    *("relax_fusion.mlc", "relax_fusion.models", "relax_fusion.triton_bridge"),
 )
 
 

@@ -23,6 +23,7 @@ def report_record(report: Report) -> dict[str, Any]:
         "leftovers": report.leftovers_to_json(),
         "schedules": report.schedules_to_json(),
         "coverage": report.coverage_to_json(),
+        "calls": report.calls_to_json(),
         "work": report.work_to_json(),
     }
     return {**{name: json.loads(text) for name, text in texts.items()}, "kernels": report.kernels}

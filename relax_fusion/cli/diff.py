@@ -9,6 +9,7 @@ from typing import Any
 
 from ..estimator import format_seconds
 from ..report.html.diff_page import chain_seconds, diff_html
+from ..report.html.numbers import times
 from ..validation import shown
 from .compilation import read_compilation
 from .console import Console, table
@@ -44,6 +45,7 @@ def _text(found: Mapping[str, Any], a: str, b: str) -> str:
     parts = [_facts(found["facts"])]
     if is_equal(found):
         parts.append(f"{a} and {b} are equal in all that was compared.")
+    parts.append(_calls(found["calls"]))
     for name, heading in (
         ("lost", "Lost: chains of A that are no kernels in B"),
         ("replaced", "Replaced: chains of A whose operations are in other kernels in B"),
@@ -68,6 +70,15 @@ def _facts(facts: Mapping[str, Mapping[str, Any]]) -> str:
         for name, each in facts.items()
     ]
     return "\n".join(lines)
+
+
+def _calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (c["function"], times(c["rows"], "row"), _seconds(c["a"]), _seconds(c["b"]), _ratio(c))
+        for c in calls
+    ]
+    head = ("function", "at", "in A", "in B", "B / A")
+    return _part("Predicted time of a whole call", head, rows)
 
 
 def _chains(heading: str, chains: Sequence[Mapping[str, Any]]) -> str:
@@ -99,11 +110,14 @@ def _times(times: Sequence[Mapping[str, Any]]) -> str:
         for name, what in (("fused_s", "predicted"), ("measured_s", "measured")):
             if name in each:
                 one, two = each[name]["a"], each[name]["b"]
-                ratio = f"{two / one:.2f}" if one and two else ""
                 cells = (each["function"], each["chain"], each["sizes"], each["size"], what)
-                rows.append((*cells, _seconds(one), _seconds(two), ratio))
+                rows.append((*cells, _seconds(one), _seconds(two), _ratio(each[name])))
     head = ("function", "chain", "sizes", "at", "time", "of A", "of B", "B / A")
     return _part("Times that changed", head, rows)
+
+
+def _ratio(times: Mapping[str, Any]) -> str:
+    return f"{times['b'] / times['a']:.2f}" if times["a"] and times["b"] else ""
 
 
 def _seconds(value: float | None) -> str:

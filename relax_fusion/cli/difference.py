@@ -62,8 +62,9 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
         is no kernel in B, where as many operations of its function are in kernels as in A.
         ``left``: what is left in more or fewer places.
         ``plans``: ranges of sizes with other tiles.  ``times``: predicted and measured seconds of
-        chains in both.  ``files``: bytes that differ.  ``kernels``: names that are new, gone or
-        have other code, and whether both have hashes of their code.
+        chains in both.  ``calls``: predicted seconds of a whole call of a function in both, with
+        its rows.  ``files``: bytes that differ.  ``kernels``: names that are new, gone or have
+        other code, and whether both have hashes of their code.
 
     Raises
     ------
@@ -98,6 +99,7 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
         "left": _left(a, b),
         "plans": plans,
         "times": times,
+        "calls": _calls(a, b),
         "files": _changed(a.files, b.files),
         "kernels": _kernels(a, b),
     }
@@ -106,7 +108,7 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
 def is_equal(found: Mapping[str, Any]) -> bool:
     """Tell whether nothing differs."""
     kernels = found["kernels"]
-    parts = ("facts", "lost", "replaced", "gained", "left", "plans", "times", "files")
+    parts = ("facts", "lost", "replaced", "gained", "left", "plans", "times", "calls", "files")
     return not any(found[part] for part in parts) and not any(
         kernels[name] for name in ("new", "gone", "changed")
     )
@@ -188,6 +190,19 @@ def _times(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[di
         if len(entry) > len(vars(key)) + 1:
             found.append(entry)
     return sorted(found, key=lambda entry: (len(entry["size"]), entry["size"]))
+
+
+def _calls(a: Compilation, b: Compilation) -> list[dict[str, Any]]:
+    """Return the calls that take other times."""
+    one, two = (
+        {(c["function"], c["rows"]): float(c["seconds"]) for c in x.record.get("calls", ())}
+        for x in (a, b)
+    )
+    return [
+        {"function": function, "rows": rows, "a": one[function, rows], "b": two[function, rows]}
+        for function, rows in one
+        if (function, rows) in two and _differ(one[function, rows], two[function, rows])
+    ]
 
 
 def _differ(a: float | None, b: float | None) -> bool:

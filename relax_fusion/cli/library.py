@@ -44,6 +44,8 @@ def device_here(target: Target, number: int = 0) -> tvm.runtime.Device:
         If it is not here.
     """
     if is_cpu(target):
+        if number:
+            raise CliError(f"--device {number} must be 0: the target is this machine's CPU", code=2)
         return tvm.cpu()
     device = tvm.device(target.kind.name, number)
     if not device.exist:

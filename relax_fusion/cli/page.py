@@ -17,7 +17,7 @@ def check_page(file: str | None, *inputs: str) -> None:
     """
     if file is None:
         return
-    if Path(file).is_dir() or not Path(file).parent.is_dir():
+    if file == "-" or Path(file).is_dir() or not Path(file).parent.is_dir():
         raise CliError(f"--html {file} must be a file in a directory that exists", code=2)
     if Path(file).exists() and any(Path(x).exists() and Path(x).samefile(file) for x in inputs):
         raise CliError(f"--html {file} would replace what is read; give another file", code=2)

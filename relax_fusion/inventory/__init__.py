@@ -4,7 +4,6 @@ Fused chains, and what was left, become items of a report; bytes, operations and
 follow from these.
 """
 
-from .collect import RecordKernels, RecordWork
-from .costs import LIMITS, FunctionCost, ItemCost, function_cost
+from .costs import FunctionCost, ItemCost, function_cost
 
-__all__ = ["LIMITS", "FunctionCost", "ItemCost", "RecordKernels", "RecordWork", "function_cost"]
+__all__ = ["FunctionCost", "ItemCost", "function_cost"]

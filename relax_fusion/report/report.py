@@ -143,6 +143,21 @@ class Report:
         """
         return json_text([_covered(c) for c in self.coverage])
 
+    def calls_to_json(self) -> str:
+        """Return what one call of each function is predicted to take as JSON: a list of objects.
+
+        ``function``, ``rows``
+            Its name, and how many rows its matmuls have in this call.
+        ``seconds``, ``fused_s``, ``rest_s``
+            All kernels, of which those of fused chains, and the least that the others take.
+        ``unfused_s``, ``floor_s``
+            What the fused chains would take apart, and the least that their kernels could take;
+            null where it is not known.
+        """
+        from .html.functions import calls_of
+
+        return json_text(calls_of(self))
+
     def text(self) -> str:
         """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
         lines = [

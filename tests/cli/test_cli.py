@@ -280,6 +280,9 @@ def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
     assert "sm_90a" in manifest["target"]
     assert b"__global__" in (out / "lib.so").read_bytes()
     assert (dump / "debug-phase0.py").is_file()
+    told = json.loads((dump / "passes.json").read_text())["options"]
+    assert told["model"] == "tiny, float16, batch 1"
+    assert (dump / "report.html").read_bytes() == (out / "report.html").read_bytes()
     assert (RUN_OR_CAPTURE in (dump / "debug-final.py").read_text()) == graphs
 
 
@@ -447,7 +450,7 @@ def test_explain_writes_a_page(tmp_path, capsys):
     assert main(["explain", str(config), "--html", str(page), "-q"]) == 0
     assert "Fused" in capsys.readouterr().out
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    for wrong in (tmp_path / "no" / "page.html", tmp_path):
+    for wrong in (tmp_path / "no" / "page.html", tmp_path, "-"):
         assert main(["explain", str(config), "--html", str(wrong), "-q"]) == 2
         assert "must be a file in a directory that exists" in error(capsys)
     assert main(["explain", str(config), "--html", str(config), "-q"]) == 2

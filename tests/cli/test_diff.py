@@ -111,6 +111,10 @@ def test_plans_and_times(explained, diff, capsys) -> None:
     assert set(found["facts"]) == {"target"} and found["plans"] and found["times"]
     assert all(each["a"] != each["b"] for each in found["plans"])
     one = json.loads(Path(a).read_text())
+    calls = {(c["function"], c["rows"]): c for c in one["calls"]}
+    assert {c["function"] for c in found["calls"]} == {"decode", "prefill"}
+    assert all(c["a"] == calls[c["function"], c["rows"]]["seconds"] for c in found["calls"])
+    assert all(c["b"] > c["a"] for c in found["calls"])
     fused = [d for d in one["decisions"] if d["fused"]]
     seconds = {p["fused_s"] for d in fused for p in d["predictions"]}
     assert {each["fused_s"]["a"] for each in found["times"] if "fused_s" in each} <= seconds
@@ -122,6 +126,7 @@ def test_plans_and_times(explained, diff, capsys) -> None:
     assert times and all(t["measured_s"] == {"a": None, "b": 2e-6} for t in times)
     assert main(["diff", a, b, "-q"]) == 0
     text = capsys.readouterr().out
+    assert "Predicted time of a whole call" in text
     assert text.startswith("targets differ") and "tiles of A" in text and "B / A" in text
 
 

@@ -13,6 +13,9 @@ from .page_support import NASTY
 KEY = {"function": "decode", "chain": f"FuseAll: {NASTY}", "sizes": "1 x 8 x 8"}
 
 
+LISTS = ("lost", "gained", "left", "plans", "times", "calls")
+
+
 def found(**changes: Any) -> dict[str, Any]:
     """Return what ``diff --json`` writes."""
     time = {"size": "1 row", "fused_s": {"a": 1e-6, "b": 2e-6}}
@@ -26,6 +29,7 @@ def found(**changes: Any) -> dict[str, Any]:
         "left": [{"function": "decode", "kind": "norm", "a": 0, "b": 2, "reason": "switched off"}],
         "plans": [{**KEY, "range": "1 to 8", "a": "4x8x8", "b": None}],
         "times": [{**KEY, **time}],
+        "calls": [{"function": "decode", "rows": 1, "a": 4e-6, "b": 5e-6}],
         "files": {"lib.so": {"a": 1234567, "b": None}},
         "kernels": {"known": True, "new": ["come"], "gone": ["went"], "changed": ["stays", "bare"]},
         **changes,
@@ -33,7 +37,7 @@ def found(**changes: Any) -> dict[str, Any]:
 
 
 def equal() -> dict[str, Any]:
-    nothing: dict[str, Any] = {name: [] for name in ("lost", "gained", "left", "plans", "times")}
+    nothing: dict[str, Any] = {name: [] for name in LISTS}
     kernels = {"known": False, "new": [], "gone": [], "changed": []}
     return found(equal=True, facts={}, files={}, kernels=kernels, **nothing)
 
@@ -53,6 +57,12 @@ def test_chains_tell_their_times_at_the_first_and_the_last_size() -> None:
     assert chains["lost"][0]["predicted"] == "1 µs at 1 row, 3 µs at 8 rows"
     assert chains["gained"][0]["predicted"] == "-"
     assert "<td>1 µs at 1 row, 3 µs at 8 rows</td>" in diff_html(("A", "B"), found(), SOURCES)
+
+
+def test_whole_calls_come_first() -> None:
+    page = diff_html(("A", "B"), found(), SOURCES)
+    row = '<td class="n">4 µs</td><td class="n">5 µs</td><td class="n miss-text">+25 %</td>'
+    assert row in page and page.index(row) < page.index('id="chains"')
 
 
 def test_kernels_have_their_differences_and_whole_texts() -> None:

@@ -86,6 +86,11 @@ def test_what_was_chosen_at_some_rows(shown: Any) -> None:
     (head,) = shown.execute_script(ranges)
     lower, upper = (head.split()[i] for i in (1, 3))
     assert int(lower) <= 300 and (upper == "more," or int(upper.rstrip(",")) >= 300)
+    hint = shown.find_element("css selector", ".rows .hint")
+    assert not hint.is_displayed()
+    for wrong in ("0", "300.5", ""):
+        type_in(shown, "rows", wrong)
+        assert hint.is_displayed() and hint.text == "a whole number from 1 on"
 
 
 def test_plans_that_differ_in_warps_alone_are_told_apart(shown: Any) -> None:

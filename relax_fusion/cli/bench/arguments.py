@@ -29,7 +29,9 @@ def add_bench(commands: Commands) -> None:
     )
     add_measured(parser)
     parser.add_argument(
-        "--no-cuda-graph", action="store_true", help="as of `compile`, of a model that is compiled"
+        "--no-cuda-graph",
+        action="store_true",
+        help="as of `compile`: launch every kernel by itself; of a model that is not compiled yet",
     )
     _add_sizes(parser)
     parser.add_argument(

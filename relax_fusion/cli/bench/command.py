@@ -24,7 +24,7 @@ from ..compilation import is_compiled
 from ..compile import UNASKED, compile_to, compiled_of
 from ..console import CliError, Console, first_line
 from ..library import device_for, device_here
-from ..manifest import Compiled, check_files, read_manifest
+from ..manifest import Compiled, Manifest, check_files, read_manifest
 from ..source import Source, open_source
 from .contenders import (
     OURS,
@@ -66,7 +66,7 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
 def _check_file(option: str, file: str | None) -> None:
     if file is None or (file == "-" and option == "--json"):
         return
-    if Path(file).is_dir() or not Path(file).parent.is_dir():
+    if file == "-" or Path(file).is_dir() or not Path(file).parent.is_dir():
         raise CliError(f"{option} {file} must be a file in a directory that exists", code=2)
 
 
@@ -75,11 +75,12 @@ def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subjec
     source, model = None, None
     directory = Path(args.source)
     if is_compiled(directory):
-        _check_compiled(args)
+        manifest = read_manifest(directory)
+        _check_compiled(args, manifest)
     else:
         directory = folder / "out"
         source, model = _compile(args, directory, console)
-    manifest = read_manifest(directory)
+        manifest = read_manifest(directory)
     sizes = _sizes(manifest, args)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
@@ -93,8 +94,10 @@ def _sizes(compiled: Compiled, args: argparse.Namespace) -> dict[str, int]:
     return sizes_of(compiled, args.prompt, args.new_tokens, dict(args.size))
 
 
-def _check_compiled(args: argparse.Namespace) -> None:
+def _check_compiled(args: argparse.Namespace, manifest: Manifest) -> None:
     given = next((name for name in _COMPILING if getattr(args, name)), None)
+    if str(args.target) not in (str(make_target("llvm")), manifest.target):  # llvm by default
+        given = "target"
     if given is not None:
         raise CliError(
             f"--{given.replace('_', '-')} says how a model is compiled, but {args.source} is "

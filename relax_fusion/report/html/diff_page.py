@@ -56,6 +56,7 @@ def diff_data(
         "found": {**found, **chains},
         "chains": sum(map(len, chains.values())),
         "plans": _by_chain(found["plans"]),
+        "calls": [{**c, "slower": numbers.slower(c["b"], c["a"])} for c in found["calls"]],
         "times": [{**each, "rows": [_time(t) for t in each["rows"]]} for each in times],
         "kernels": entries,
         "is_equal": found["equal"],

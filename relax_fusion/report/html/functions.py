@@ -10,7 +10,7 @@ from ...estimator.prediction import DRAM_EFFICIENCY
 from ...hardware import DeviceSpec
 from ..material import FunctionGraph, Node
 from . import numbers
-from .kernels import Kernel
+from .kernels import Kernel, kernels_of
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -26,6 +26,16 @@ LIMITS = {
     "launch": "launches",
 }
 """What bounds of predictions are called."""
+
+
+def calls_of(report: Report) -> list[dict[str, Any]]:
+    """Return the predicted times of one call of each function, as `Report.calls_to_json` says."""
+    names = ("rows", "seconds", "fused_s", "rest_s", "unfused_s", "floor_s")
+    return [
+        {"function": function["function"], **{name: call[name] for name in names}}
+        for function in functions_of(report, kernels_of(report.fused, report.material.spec))
+        for call in function["calls"]
+    ]
 
 
 def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
