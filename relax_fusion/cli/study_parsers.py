@@ -110,5 +110,8 @@ def add_inspect(commands: Commands) -> None:
         "that is old or was copied. Nothing is compiled, and nothing is served.",
     )
     parser.add_argument(
-        "directory", type=path, metavar="DIR", help="what --debug-dump DIR made; its index.html is replaced"
+        "directory",
+        type=path,
+        metavar="DIR",
+        help="what --debug-dump DIR made; its index.html is replaced",
     )
