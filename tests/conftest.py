@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do numpy and torch, whose threads spin
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process of a test compiles the library
 
 # TVMScript's parser asks for the source of every frame on the stack.  Those without a file would be
 # looked for among all modules that are loaded, each time.

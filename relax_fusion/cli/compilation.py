@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import RelaxFusionError
-from ..report import Item, Report, Text
+from ..report import Item, Leftover, Report, Text
 from ..report.html.sources import kernel_texts
 from ..validation import json_text, read_file, read_json, shown
 from .console import CliError
 from .manifest import MANIFEST, REPORT, Manifest, read_manifest
+
+_Record = TypeVar("_Record")
 
 
 def report_record(report: Report) -> dict[str, Any]:
@@ -85,13 +87,31 @@ class Compilation:
         CliError
             If the report's are damaged.
         """
-        found = self.record.get("sources", [])
-        where = f"{self.path} is damaged: sources"
+        return {each.function: each.texts for each in self._read("sources", Texts)}
+
+    @property
+    def leftovers(self) -> list[Leftover]:
+        """What no kernel of ours computes.
+
+        Raises
+        ------
+        CliError
+            If the report's are damaged.
+        """
+        return self._read("leftovers", Leftover)
+
+    def _read(self, name: str, kind: type[_Record]) -> list[_Record]:
+        text = json.dumps(self.record.get(name, []))
         try:
-            read: list[Texts] = read_json(list[Texts], json.dumps(found), CliError, where)
+            found: list[_Record] = read_json(
+                list[kind],  # type: ignore[valid-type]  # a type at run time
+                text,
+                CliError,
+                f"{self.path} is damaged: {name}",
+            )
         except CliError as err:
             raise CliError(str(err), code=2) from err
-        return {each.function: each.texts for each in read}
+        return found
 
     @property
     def items(self) -> list[Item]:

@@ -78,7 +78,7 @@ def _calls(calls: Sequence[Mapping[str, Any]]) -> str:
         for c in calls
     ]
     head = ("function", "at", "in A", "in B", "B / A")
-    return _part("Predicted time of a whole call", head, rows)
+    return _part("Predicted time of all fused kernels of a call", head, rows)
 
 
 def _chains(heading: str, chains: Sequence[Mapping[str, Any]]) -> str:

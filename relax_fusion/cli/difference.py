@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,9 +63,9 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
         is no kernel in B, where as many operations of its function are in kernels as in A.
         ``left``: what is left in more or fewer places.
         ``plans``: ranges of sizes with other tiles.  ``times``: predicted and measured seconds of
-        chains in both.  ``calls``: predicted seconds of a whole call of a function in both, with
-        its rows.  ``files``: bytes that differ.  ``kernels``: names that are new, gone or have
-        other code, and whether both have hashes of their code.
+        chains in both.  ``calls``: predicted seconds of all fused kernels of a call, with its rows,
+        where both fuse the same chains.  ``files``: bytes that differ.  ``kernels``: names that are
+        new, gone or have other code, and whether both have hashes of their code.
 
     Raises
     ------
@@ -73,7 +74,14 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     """
     try:
         return _difference(a, b)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RelaxFusionError) as err:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+        RelaxFusionError,
+    ) as err:
         raise CliError(
             f"{a.path} or {b.path} is damaged: a record is not as expected "
             f"({type(err).__name__}: {shown(str(err))}); compile again",
@@ -84,22 +92,24 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
 def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     chains = _chains(a), _chains(b)
     fewer = _more(a, *chains)
+    more = _more(b, *reversed(chains))
     dropped = _dropped(a, b)
     plans, times = [], []
     for key in sorted(chains[0].keys() & chains[1].keys()):
-        one, two = (_decision(x, found[key][0]) for x, found in zip((a, b), chains, strict=True))
-        if one is not None and two is not None:
-            plans += _plans(key, one, two)
-            times += _times(key, one, two)
+        for items in zip(*(found[key] for found in chains), strict=False):
+            one, two = (_decision(x, item) for x, item in zip((a, b), items, strict=True))
+            if one is not None and two is not None:
+                plans += _plans(key, one, two)
+                times += _times(key, one, two)
     return {
         "facts": {n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS if a.fact(n) != b.fact(n)},
         "lost": [c for c in fewer if c["function"] in dropped],
         "replaced": [c for c in fewer if c["function"] not in dropped],
-        "gained": _more(b, *reversed(chains)),
+        "gained": more,
         "left": _left(a, b),
         "plans": plans,
         "times": times,
-        "calls": _calls(a, b),
+        "calls": [] if fewer or more else _calls(a, b),
         "files": _changed(a.files, b.files),
         "kernels": _kernels(a, b),
     }
@@ -193,9 +203,9 @@ def _times(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[di
 
 
 def _calls(a: Compilation, b: Compilation) -> list[dict[str, Any]]:
-    """Return the calls that take other times."""
+    """Return the calls whose fused kernels take other times; other kernels are in no price."""
     one, two = (
-        {(c["function"], c["rows"]): float(c["seconds"]) for c in x.record.get("calls", ())}
+        {(c["function"], c["rows"]): float(c["fused_s"]) for c in x.record.get("calls", ())}
         for x in (a, b)
     )
     return [
@@ -206,6 +216,9 @@ def _calls(a: Compilation, b: Compilation) -> list[dict[str, Any]]:
 
 
 def _differ(a: float | None, b: float | None) -> bool:
+    for seconds in (a, b):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise ValueError(f"a time is {shown(seconds)}; must be a number of seconds from 0 on")
     if a is None or b is None:
         return a is not b
     return abs(a - b) > SAME_S * max(abs(a), abs(b))

@@ -33,6 +33,6 @@ def write_page(text: str, file: str, console: Console) -> None:
     """
     console.step(f"writing {file}")
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8", errors="replace")
     except OSError as err:
         raise CliError(f"{file} cannot be written ({err.strerror})") from err

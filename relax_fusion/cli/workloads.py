@@ -15,7 +15,7 @@ from ..hardware.target import device_of, make_target
 from ..inventory import function_cost
 from ..options import PipelineOptions
 from ..pipeline import phase0_annotate, phase1_fuse
-from ..report import Item, Leftover, Report, leftovers_table
+from ..report import Item, Report, leftovers_table
 from ..validation import json_text
 from .build import guarded
 from .compilation import is_compiled, read_compilation
@@ -147,8 +147,7 @@ def _compiled(args: argparse.Namespace) -> Model:
     """Read what a compilation recorded; it has its target, and sizes that are numbers."""
     found = read_compilation(args.source)
     target, source = make_target(found.fact("target")), str(found.fact("source"))
-    left = [Leftover(**each) for each in found.record.get("leftovers", ())]
-    report = Report(work=found.items, leftovers=left)
+    report = Report(work=found.items, leftovers=found.leftovers)
     dtype = str(found.fact("dtype"))
     told = f"{source}, {found.fact('quantization') or dtype}, compiled for "
     told += device_of(target).description

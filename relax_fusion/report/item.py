@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from ..errors import GraphError
+from ..errors import GraphError, PipelineError
+from ..validation import read_json
 from ..workload import Workload
 from ..workload.dtypes import STORED_BYTES
 from ..workload.json import from_json
@@ -187,20 +188,13 @@ class Item:
 
         Raises
         ------
-        TypeError, LookupError, RelaxFusionError
+        TypeError, LookupError, PipelineError
             If it is none.
         """
-        values = dict(record)
-        work = values.pop("workload")
-        return Item(
-            **{
-                **values,
-                "products": tuple(Product(**p) for p in values["products"]),
-                "arrays": tuple(Array(tuple(a["shape"]), a["dtype"]) for a in values["arrays"]),
-                "dims": tuple((name, size) for name, size in values["dims"]),
-                "workload": json.dumps(work) if work is not None else "",
-            }
-        )
+        work = record["workload"]
+        text = json.dumps({**record, "workload": json.dumps(work) if work is not None else ""})
+        made: Item = read_json(Item, text, PipelineError, "an item")
+        return made
 
 
 def _tried(count: Any, work: Workload, sizes: dict[str, int]) -> float | None:

@@ -63,11 +63,14 @@ class FunctionGraph:
         What it computes.
     symbols : tuple of (str, int)
         The values of symbolic sizes for which bytes were counted.
+    limits : tuple of (str, int)
+        The largest values of those that have one.
     """
 
     function: str
     nodes: tuple[Node, ...]
     symbols: tuple[tuple[str, int], ...] = ()
+    limits: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,9 @@ class Report:
         ``function``, ``rows``
             Its name, and how many rows its matmuls have in this call.
         ``seconds``, ``fused_s``, ``rest_s``
-            All kernels, of which those of fused chains, and the least that the others take.
+            All kernels, of which those of fused chains, and the least that the others take.  The
+            others are counted once, at the `symbols` of `coverage_to_json`, whatever the rows are,
+            and without the operations of matmuls among them.
         ``unfused_s``, ``floor_s``
             What the fused chains would take apart, and the least that their kernels could take;
             null where it is not known.

@@ -15,7 +15,7 @@ from ..matching.expressions import substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node, Source, Text
 from .modules import functions_of
-from .record_launches import KERNELS, OUTSIDE, SYMBOLIC_SIZE, sizes_of_symbols, width_of
+from .record_launches import KERNELS, OUTSIDE, SYMBOLIC_SIZE, limits_of, sizes_of_symbols, width_of
 
 PARTIAL = ("take", "strided_slice", "slice", "dynamic_strided_slice", "gather_nd")
 """Operators that read of their operands only as much as they write."""
@@ -47,7 +47,8 @@ class RecordGraph:
             sizes = sizes_of_symbols(func, self.bounds)
             symbols = tuple((var.name, value) for var, value in sizes.items())
             nodes = tuple(_nodes(func, sizes))
-            self.graphs.append(FunctionGraph(gvar.name_hint, nodes, symbols))
+            limits = tuple(limits_of(func, self.bounds).items())
+            self.graphs.append(FunctionGraph(gvar.name_hint, nodes, symbols, limits))
         return mod
 
 

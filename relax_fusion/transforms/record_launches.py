@@ -119,9 +119,14 @@ def width_of(dtype: str) -> int:
 
 def sizes_of_symbols(func: relax.Function, bounds: Mapping[str, int]) -> dict[tirx.Var, int]:
     """Return values for the symbolic variables of a function."""
-    attrs = func.attrs or {}
-    upper = {**attrs.get("tir_var_upper_bound", {}), **bounds}
+    upper = limits_of(func, bounds)
     return {
-        var: min(SYMBOLIC_SIZE, int(upper.get(var.name, SYMBOLIC_SIZE)))
+        var: min(SYMBOLIC_SIZE, upper.get(var.name, SYMBOLIC_SIZE))
         for var in relax.analysis.defined_symbolic_vars(func)
     }
+
+
+def limits_of(func: relax.Function, bounds: Mapping[str, int]) -> dict[str, int]:
+    """Return the largest values of sizes by name: those of its attribute, then `bounds`."""
+    own = (func.attrs or {}).get("tir_var_upper_bound", {})
+    return {str(name): int(most) for name, most in {**own, **bounds}.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +90,7 @@ def test_chains_lost_and_gained(explained, diff, capsys) -> None:
     ] * 2
     back = diff(b, a, 0)  # all its operations are in other kernels
     assert [[c.pop("seconds") for c in back[p]] for p in ("gained", "replaced")] == times
+    assert found["calls"] == back["calls"] == []  # fused kernels of other chains
     assert back["lost"] == [] and back["replaced"] == found["gained"] and not back["equal"]
     assert back["gained"] == found["lost"]
     assert main(["diff", a, b, "-q"]) == 1
@@ -113,7 +116,7 @@ def test_plans_and_times(explained, diff, capsys) -> None:
     one = json.loads(Path(a).read_text())
     calls = {(c["function"], c["rows"]): c for c in one["calls"]}
     assert {c["function"] for c in found["calls"]} == {"decode", "prefill"}
-    assert all(c["a"] == calls[c["function"], c["rows"]]["seconds"] for c in found["calls"])
+    assert all(c["a"] == calls[c["function"], c["rows"]]["fused_s"] for c in found["calls"])
     assert all(c["b"] > c["a"] for c in found["calls"])
     fused = [d for d in one["decisions"] if d["fused"]]
     seconds = {p["fused_s"] for d in fused for p in d["predictions"]}
@@ -126,7 +129,7 @@ def test_plans_and_times(explained, diff, capsys) -> None:
     assert times and all(t["measured_s"] == {"a": None, "b": 2e-6} for t in times)
     assert main(["diff", a, b, "-q"]) == 0
     text = capsys.readouterr().out
-    assert "Predicted time of a whole call" in text
+    assert "Predicted time of all fused kernels of a call" in text
     assert text.startswith("targets differ") and "tiles of A" in text and "B / A" in text
 
 
@@ -203,6 +206,48 @@ def test_bad_input(tmp_path: Path, capsys, name: str, content: str | None, says:
         (tmp_path / name).write_text(content)
     assert main(["diff", str(tmp_path / name), str(tmp_path / name), "-q"]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        ("predictions", "measured_s", "fast"),
+        ("predictions", "fused_s", -1.0),
+        ("predictions", "fused_s", math.nan),
+        ("predictions", "size", {"batch": 1}),
+        ("calls", "fused_s", None),
+        ("coverage", "chains", {"FuseX": [math.inf, 1]}),
+        ("work", "products", [{"m": 1.5}]),
+        ("work", "count", "two"),
+    ],
+)
+def test_a_damaged_record_is_named(
+    explained, tmp_path: Path, capsys, part: str, name: str, value: Any
+) -> None:
+    sound = explained("sound.json")
+    record = json.loads(Path(sound).read_text())
+    fused = next(d for d in record["decisions"] if d["fused"])
+    records = fused["predictions"] if part == "predictions" else record[part]
+    records[0][name] = value
+    damaged = str(write_json(tmp_path / "damaged.json", record))
+    assert main(["diff", sound, damaged, "-q"]) == 2
+    told = capsys.readouterr().err
+    assert damaged in told and told.count("\n") == 1
+
+
+def test_every_kernel_of_one_chain_is_compared(explained, diff, tmp_path: Path) -> None:
+    """Two kernels of chains that look alike: the second is another, and only it changes."""
+    record = json.loads(Path(explained("a.json")).read_text())
+    item = next(w for w in record["work"] if w["status"] == "fused")
+    decision = next(d for d in record["decisions"] if d["kernel"] == item["kernel"])
+    record["work"].append({**item, "kernel": "another"})
+    again = copy.deepcopy({**decision, "kernel": "another"})
+    record["decisions"].append(again)
+    a = str(write_json(tmp_path / "both.json", record))
+    again["predictions"][0]["fused_s"] *= 2
+    b = str(write_json(tmp_path / "slower.json", record))
+    (changed,) = diff(a, b, 0)["times"]
+    assert changed["fused_s"]["b"] == 2 * changed["fused_s"]["a"]
 
 
 def test_directories_that_are_no_compilations(config, tmp_path: Path, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,27 @@ def test_a_record_of_another_model_is_refused(compiled, tmp_path: Path, capsys) 
     assert "no function of x" in error([compiled, "--record", str(file)], capsys)
     file.write_text("[]")
     assert "was not written by `run --record`" in error([compiled, "--record", str(file)], capsys)
+
+
+@pytest.mark.parametrize(
+    "part, value, says",
+    [
+        ("work", [{"function": "main"}], "does not say what the functions multiply"),
+        ("work", 3, "does not say what the functions multiply"),
+        ("leftovers", [{"function": "main"}], "is damaged: leftovers"),
+        ("leftovers", {"function": "main"}, "is damaged: leftovers"),
+    ],
+)
+@links
+def test_a_damaged_report_is_named(
+    compiled, tmp_path: Path, capsys, part: str, value: Any, says: str
+) -> None:
+    out = tmp_path / "damaged"
+    shutil.copytree(compiled, out)
+    report = json.loads((out / "report.json").read_text())
+    write_json(out / "report.json", report | {part: value})
+    told = error([str(out)], capsys)
+    assert says in told and str(out) in told
 
 
 @links

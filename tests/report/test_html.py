@@ -13,14 +13,18 @@ from math import inf, nan
 import pytest
 
 from relax_fusion import Decision, Decline, Reason, Report
+from relax_fusion.estimator import AttentionSize
 from relax_fusion.estimator.registry import candidates
 from relax_fusion.estimator.survey import survey
 from relax_fusion.report import FunctionGraph, Leftover, Material, Node
 from relax_fusion.report.html import numbers, page_data
 from relax_fusion.report.html.charts import plans_over_rows
+from relax_fusion.report.html.floors import floor_of
+from relax_fusion.report.html.functions import calls_of
 from relax_fusion.report.html.layers import fold
 from relax_fusion.report.html.remedies import REMEDIES
 from relax_fusion.report.html.svg import Scale, tag
+from relax_fusion.workload import Attention, DynamicDim
 
 from .page_support import NASTY, report_for, source
 
@@ -113,6 +117,51 @@ def test_what_costs_most_and_is_not_fused() -> None:
     others = {o["kernel"] for f in taken["functions"] for o in f["others"]}
     assert taken["answers"]["not_fused"]["what"] in others
     assert page_data(Report())["answers"]["not_fused"] is None
+
+
+def test_a_decline_costs_what_all_its_members_cost() -> None:
+    report = report_for("h200")
+    refusal = Decline(Reason.SHAPE, "too wide")
+    nodes = report.material.before[0].nodes
+    small, large = (min(nodes, key=lambda n: n.moved), max(nodes, key=lambda n: n.moved))
+    pair = [Decision("FuseX", "x", "main", n.name, decline=refusal) for n in (small, large)]
+    told = [
+        page_data(Report(some, material=report.material))["declines"][0]
+        for some in (pair, pair[::-1])
+    ]
+    alone = [page_data(Report([d], material=report.material))["declines"][0] for d in pair]
+    assert told[0]["count"] == 2 and told[0]["cost"] == told[1]["cost"]
+    assert told[0]["seconds"] == told[1]["seconds"] == sum(a["seconds"] for a in alone)
+    assert " each" not in told[0]["cost"]
+
+
+def test_calls_have_the_rows_of_all_sequences_and_no_more_than_a_bound_allows() -> None:
+    report = report_for("h200")
+    (limited,) = page_data(report)["functions"]
+    assert limited["calls"][-1]["rows"] == 512  # of `rows`, which the pipeline was told
+    attention = next(d for d in report.fused if isinstance(d.workload, Attention))
+    size = AttentionSize(8, 128, 128)
+    several = replace(attention.predictions[0], size=size)
+    (alone,) = calls_of(Report([replace(attention, predictions=(several,))]))
+    assert alone["rows"] == 8 * 128
+
+
+def test_keys_that_nobody_sees_are_in_no_floor() -> None:
+    rows, keys = DynamicDim("q_len"), DynamicDim("kv_len")
+    spec = report_for("h200").material.spec
+    dtypes = {"dtype": "float16", "out_dtype": "float16"}
+    full = Attention(1, rows, keys, 8, 8, 64, 64, 0.125, "bottom_right", None, **dtypes)
+
+    def bytes_of(work: Attention, q_len: int, kv_len: int) -> float:
+        return floor_of(work, spec, AttentionSize(1, q_len, kv_len)).bytes
+
+    windowed = replace(full, window=128)
+    assert bytes_of(windowed, 1, 4096) == bytes_of(full, 1, 128)
+    assert bytes_of(windowed, 64, 4096) == bytes_of(full, 64, 191)
+    assert bytes_of(windowed, 64, 100) == bytes_of(full, 64, 100)
+    assert bytes_of(replace(full, kv_len=4096, window=128), 1, 4096) == bytes_of(full, 1, 128)
+    assert bytes_of(replace(full, causal="top_left"), 64, 4096) == bytes_of(full, 64, 64)
+    assert bytes_of(replace(windowed, causal="none"), 64, 4096) == bytes_of(full, 64, 4096)
 
 
 def test_steps_of_plans_meet() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ...errors import RelaxFusionError
 from ...estimator import Size
 from ...estimator.shape import dtypes_of, sizes_of
 from ...hardware import DeviceSpec
-from ...workload import Workload
+from ...workload import Attention, Workload
+from ...workload.dims import extent
 from ...workload.roofline import matmul_flops
 
 
@@ -19,7 +21,8 @@ class Floor:
     Parameters
     ----------
     bytes, flops : float
-        Every operand counted once; operations of the matmuls that no mask by position hides.
+        Every operand counted once, of keys and values those that some query sees; operations of the
+        matmuls that no mask by position hides.
     memory_s, compute_s : float
         Bytes over the peak bandwidth, operations over the peak rate; launching is in neither.
     """
@@ -59,9 +62,18 @@ def floor_of(work: Workload | None, spec: DeviceSpec | None, size: Size) -> Floo
         return None
     try:
         sizes = sizes_of(work, size)
-        moved = float(sum(work.bytes(**sizes).values()))
+        moved = float(sum(_seen(work, sizes).bytes(**sizes).values()))
         flops = float(matmul_flops(work.graph, sizes, visible=True))
     except (RelaxFusionError, TypeError):
         return None
     memory_s = moved / spec.dram_bytes_per_s
     return Floor(moved, flops, memory_s, flops / peak_flops(work, spec))
+
+
+def _seen(work: Workload, sizes: Mapping[str, int]) -> Workload:
+    """Return attention with as many keys as some query sees, another workload as it is."""
+    if not isinstance(work, Attention) or work.causal == "none":
+        return work
+    rows, keys = extent(work.q_len, sizes["q_len"]), extent(work.kv_len, sizes["kv_len"])
+    most = rows if work.causal == "top_left" else (work.window or keys) + rows - 1
+    return replace(work, kv_len=min(keys, most))

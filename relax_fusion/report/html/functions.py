@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...estimator.prediction import DRAM_EFFICIENCY
 from ...hardware import DeviceSpec
 from ..material import FunctionGraph, Node
+from ..sizes import names_in, value_of
 from . import numbers
 from .kernels import Kernel, kernels_of
 
@@ -49,7 +50,9 @@ def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, An
         runs = covered.launches if covered is not None else None
         own = [k for k in kernels if name in k.calls]
         declined = sum(d.function == name for d in report.declined)
-        others = other_kernels(graphs.get(name), report)
+        graph = graphs.get(name)
+        others = other_kernels(graph, report)
+        rows = _rows(own, _limit(name, graph, report))
         found.append(
             {
                 "function": name,
@@ -62,17 +65,29 @@ def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, An
                 "symbols": dict(runs.symbols) if runs is not None else {},
                 "chains": covered.chains if covered is not None else {},
                 "others": others,
-                "calls": [call_at(name, own, others, rows) for rows in _rows(own)],
+                "calls": [call_at(name, own, others, n) for n in rows],
             }
         )
     return found
 
 
-def _rows(kernels: Sequence[Kernel]) -> list[int]:
-    """Return the rows at which a function is priced."""
-    most = max((p.rows for k in kernels if len(k.points) > 1 for p in k.points), default=0)
+def _limit(function: str, graph: FunctionGraph | None, report: Report) -> int | None:
+    """Return the most rows that a function's matmuls can have; None where no bound says it."""
+    limits = dict(graph.limits) if graph is not None else {}
+    own = [i for i in report.work if i.function == function and i.status == "fused"]
+    rows = [p.m for i in own if i.kind != "attention" for p in i.products if names_in(p.m)]
+    most = [value_of(each, limits) for each in rows]
+    known = [n for n in most if n is not None]
+    return max(known) if known and len(known) == len(most) else None
+
+
+def _rows(kernels: Sequence[Kernel], limit: int | None) -> list[int]:
+    """Return the rows at which a function is priced, up to its limit."""
+    priced = [k for k in kernels if len(k.points) > 1]
+    most = max((p.rows * k.sequences for k in priced for p in k.points), default=0)
+    most = min(most, limit or most)
     if not most:
-        static = Counter(k.points[0].rows for k in kernels if k.points)
+        static = Counter(k.points[0].rows * k.sequences for k in kernels if k.points)
         return [max(static, key=lambda n: (static[n], -n))] if static else []
     return sorted({*(n for n in SHOWN_ROWS if n <= most), most})
 
@@ -86,7 +101,7 @@ def call_at(
     bounds: dict[str, float] = {}
     parts: list[dict[str, Any]] = []
     for kernel in kernels:
-        point = kernel.at(rows)
+        point = kernel.at(max(1, rows // kernel.sequences))
         seconds = numbers.number(point.fused.seconds) if point is not None else None
         if point is None or seconds is None:
             continue

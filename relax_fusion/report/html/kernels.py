@@ -119,6 +119,12 @@ class Kernel:
         """What its rows are."""
         return "query" if isinstance(self.work, Attention) else "row"
 
+    @property
+    def sequences(self) -> int:
+        """For how many sequences attention has the same queries; 1 for the rows of matmuls."""
+        size = self.points[0].size if self.points else 1
+        return size.batch if isinstance(size, AttentionSize) else 1
+
     def _point(self, prediction: RangePrediction, lower: int) -> Point:
         size, work, plans = prediction.size, self.work, self.decision.plans
         rows = size if isinstance(size, int) else size.q_len

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Reason
@@ -67,8 +67,8 @@ def _decline(
     first, refusal = some[0], some[0].decline
     assert refusal is not None, "only declined chains come here"
     fused, unfused = numbers.number(refusal.fused_s), numbers.number(refusal.unfused_s)
-    nodes = _nodes(first.function, names_of(first), graphs)
-    alone = _sum_of(least_s(node, spec) for node in nodes)
+    each = [_nodes(d.function, names_of(d), graphs) for d in some]
+    alone = [_sum_of(least_s(node, spec) for node in nodes) for nodes in each]
     return {
         "function": first.function,
         "pattern": first.pattern,
@@ -81,14 +81,14 @@ def _decline(
         "remedy": remedy(refusal.reason),
         "fused_s": fused,
         "unfused_s": unfused,
-        "seconds": len(some) * alone if alone is not None else None,
-        "operators": [f"{n.name} = {n.op}" for n in nodes],
+        "seconds": _sum_of(alone),
+        "operators": [f"{n.name} = {n.op}" for n in each[0]],
         "elsewhere": list[str](),
-        "cost": _cost(len(some), fused, unfused, alone),
+        "cost": _cost(fused, unfused, alone),
     }
 
 
-def _cost(n: int, fused: float | None, unfused: float | None, alone: float | None) -> str:
+def _cost(fused: float | None, unfused: float | None, alone: Sequence[float | None]) -> str:
     """Return a sentence on what it costs that a chain is left apart."""
     if fused is not None and unfused is not None:
         gap = fused - unfused
@@ -96,11 +96,12 @@ def _cost(n: int, fused: float | None, unfused: float | None, alone: float | Non
             return f"Nothing: fused, each is predicted to take {numbers.seconds(gap)} longer."
         small = "less than the error of the prediction"
         return f"At most {numbers.seconds(-gap)} each, {small}."
-    if alone is None:
+    whole = _sum_of(alone)
+    if whole is None:
         return "Unknown: the page has no graph of this function, or no device."
-    each = f"{numbers.seconds(alone)} each" if n > 1 else ""
-    whole = numbers.seconds(n * alone)
-    return f"The operators take at least {whole} as kernels of their own" + (
+    same = len(alone) > 1 and len(set(alone)) == 1
+    each = f"{numbers.seconds(alone[0])} each" if same else ""
+    return f"The operators take at least {numbers.seconds(whole)} as kernels of their own" + (
         f" ({each})." if each else "."
     )
 
