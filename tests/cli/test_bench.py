@@ -105,6 +105,13 @@ def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
     attention = next(k for k in found["kernels"]["decode"] if "attention" in k["kernel"])
     assert attention["launches"] == 1 and attention["predicted_s"] > 0 and attention["p50_s"] > 0
     assert "each kernel by the host's clock" in out
+    sums = [line.split()[-1] for line in out.splitlines() if "all with a prediction" in line]
+    for ratio, step in zip(sums, ("prefill", "decode"), strict=True):
+        both = [k for k in found["kernels"][step] if k["predicted_s"]]
+        measured, predicted = (
+            sum(k["launches"] * k[name] for k in both) for name in ("p50_s", "predicted_s")
+        )
+        assert float(ratio) == pytest.approx(measured / predicted, abs=0.006)
     page = (tmp_path / "times.html").read_text(encoding="utf-8")
     assert '<section id="measured">' in page and attention["kernel"] in page
     assert {each.name for each in tmp_path.iterdir()} == {"times.json", "times.html"}

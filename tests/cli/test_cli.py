@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -23,7 +24,7 @@ from relax_fusion.cli import argument_types, build, main, parser
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.demo import Comparison
 from relax_fusion.cli.explain import fused_text
-from relax_fusion.cli.measure import Run
+from relax_fusion.cli.measure import Run, compare
 from relax_fusion.cli.run import _generate
 from relax_fusion.estimator import AttentionSize, Prediction, RangePrediction
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
@@ -584,6 +585,19 @@ def test_quick_demo_agrees(monkeypatch, capsys):
     for model in document["models"]:
         assert model["agrees"] and model["fused"]
     assert document["cross_compile"]["cuda_kernels"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_rounding_explains(dtype: str) -> None:
+    """Logits with errors of a rounding agree; unrelated ones do not, however deep the model."""
+    rng = np.random.default_rng(0)
+    model = models.export(zoo.zoo_config("llama-3.1-8b"), dtype=dtype)
+    own, other = (rng.normal(size=(1, 4096)).astype("float32") for _ in range(2))
+    step = float(ml_dtypes.finfo(dtype).eps)
+    worst, tolerance = compare([own], [own * (1 + step)], model)
+    assert 0 < worst <= tolerance
+    worst, tolerance = compare([own], [other], model)
+    assert worst > tolerance
 
 
 @pytest.mark.parametrize("worst, agrees", [(1e-6, True), (1e-2, False), (float("nan"), False)])

@@ -198,9 +198,14 @@ def _kernels_table(kernels: list[Measured]) -> str:
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}{' *' if each.is_miss else ''}"
         times = _time_texts(each.time)
         rows.append((each.time.name, str(each.time.count), *times, predicted, ratio))
-    total = format_seconds(sum(each.time.seconds for each in kernels))
-    known = [e.predicted_s * e.time.count for e in kernels if e.predicted_s is not None]
-    rows.append(("all", "", "", total, format_seconds(sum(known)) if known else "", ""))
+    total = sum(each.time.seconds for each in kernels)
+    rows.append(("all", "", "", format_seconds(total), "", ""))
+    known = [(e.time, e.predicted_s) for e in kernels if e.ratio is not None]
+    if known:
+        measured = sum(time.seconds for time, _ in known)
+        predicted = sum(time.count * (seconds or 0.0) for time, seconds in known)
+        texts = format_seconds(measured), format_seconds(predicted), f"{measured / predicted:.2f}"
+        rows.append(("all with a prediction", "", "", *texts))
     return table(rows)
 
 
