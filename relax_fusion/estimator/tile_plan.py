@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -91,7 +91,7 @@ class TilePlan:
 
     def to_attr(self) -> dict[str, int | str]:
         """Return the fields as a flat dictionary, the form of a PrimFunc attribute."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def from_attr(attr: Mapping[str, Any]) -> TilePlan:

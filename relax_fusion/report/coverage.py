@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from ..workload import Attention, Chain, GatedFFN, NormMatmul, Step, Workload
@@ -98,7 +99,8 @@ class Coverage:
         return sum(size for _, size in self.launches.copies) if self.launches is not None else 0
 
 
-def layer_length(kernels: Sequence[str]) -> int | None:
+@lru_cache(maxsize=64)
+def layer_length(kernels: tuple[str, ...]) -> int | None:
     """Return after how many kernels a sequence of them repeats itself.
 
     It is the distance at which the longest run of kernels comes again.  Kernels count as the same
@@ -108,9 +110,9 @@ def layer_length(kernels: Sequence[str]) -> int | None:
 
     Examples
     --------
-    >>> layer_length(["take", "norm", "ffn", "norm", "ffn", "head"])
+    >>> layer_length(("take", "norm", "ffn", "norm", "ffn", "head"))
     2
-    >>> layer_length(["take", "qkv", "attention", "ffn", "ffn", "qkv", "attention", "head"])
+    >>> layer_length(("take", "qkv", "attention", "ffn", "ffn", "qkv", "attention", "head"))
     3
     """
     best = (0, 0)

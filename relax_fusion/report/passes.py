@@ -66,10 +66,10 @@ class PassRecord:
 
     name: str
     seconds: float
-    graphs: int
-    kernels: int
-    lines: int
-    bindings: int
+    graphs: int = 0
+    kernels: int = 0
+    lines: int = 0
+    bindings: int = 0
     changes: tuple[FunctionChange, ...] = ()
 
 

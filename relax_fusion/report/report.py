@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from textwrap import indent
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from pydantic import InstanceOf
 from ..errors import PipelineError
 from ..estimator import format_seconds
 from ..validation import check, json_text
-from ..workload import Graph
+from ..workload import Graph, Workload
 from ..workload.json import as_record
 from .coverage import Coverage, Launches, Leftover, coverage_of
 from .decision import Decision, Scheduling
@@ -211,8 +212,7 @@ def _record(decision: Decision) -> dict[str, Any]:
         "fused": decision.fused,
     }
     if decision.workload is not None:
-        record["workload"] = {"key": decision.workload.key, **as_record(decision.workload)}
-        record["graph"] = str(decision.workload.graph).splitlines()
+        record |= _work_record(decision.workload)
     if decision.plans is not None:
         record["plans"] = decision.plans.to_attr()
     record["predictions"] = [
@@ -238,6 +238,12 @@ def _record(decision: Decision) -> dict[str, Any]:
             "unfused_s": decision.decline.unfused_s,
         }
     return record
+
+
+@lru_cache(maxsize=256)
+def _work_record(work: Workload) -> dict[str, Any]:
+    workload = {"key": work.key, **as_record(work)}
+    return {"workload": workload, "graph": str(work.graph).splitlines()}
 
 
 def _covered(coverage: Coverage) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,10 @@ def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> i
 class DebugDump:
     """The directory of a dump: a module for each phase, and what each pass changed.
 
+    One thread compares what passes changed and one writes modules, while the main thread goes on
+    with the next passes.  `write` waits for both, so that a pass that fails leaves a whole dump; a
+    process that is killed can lack what was not written yet.
+
     Parameters
     ----------
     directory : Path
@@ -144,7 +149,10 @@ class DebugDump:
         self._wanted = wanted
         self._options = options
         self._recorder: PassRecorder | None = None
-        self._phases: list[PhaseRecord] = []
+        self._phases: list[tuple[str, str, list[Future[PassRecord]]]] = []
+        self._comparing = ThreadPoolExecutor(1, "debug_dump")
+        self._writing = ThreadPoolExecutor(1, "debug_dump")
+        self._written: list[Future[None]] = []
         self._failed = ""
 
     def run(self, file: str, title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
@@ -164,38 +172,59 @@ class DebugDump:
         Raises
         ------
         PipelineError
-            If a file cannot be written.
+            If the file of an earlier phase could not be written.
         """
+        for each in self._written:
+            if each.done():
+                each.result()
         if self._wanted.phases and _short(file) not in self._wanted.phases:
             self._recorder = None
             return _run(file, title, passes, mod)
-        recorder = self._recorder or PassRecorder(mod, self._wanted.functions)
+        recorder = self._recorder or PassRecorder(mod, self._comparing, self._wanted.functions)
         self._recorder = recorder
-        records: list[PassRecord] = []
+        records: list[Future[PassRecord]] = []
+        self._phases.append((file, title, records))
         try:
             mod = recorder.run(passes, mod, records)
         finally:
-            seconds = sum(record.seconds for record in records)
-            self._phases.append(PhaseRecord(file, title, seconds, tuple(records)))
             self._failed = name_of(passes[len(records)]) if len(records) < len(passes) else ""
         part = _part(mod, self._wanted.functions)
-        _write(self._directory / file, part.script(show_meta=False) + "\n")
+        self._written.append(self._writing.submit(_write_module, self._directory / file, part))
         return mod
 
     def write(self, report: str) -> None:
-        """Write ``passes.json``, and the page that shows it and links to that of a report."""
-        record = DumpRecord(tuple(self._phases), self._options, self._failed)
+        """Write ``passes.json``, and the page that shows it and links to that of a report.
+
+        Raises
+        ------
+        PipelineError
+            If they or the file of a phase cannot be written.
+        """
+        for queue in (self._comparing, self._writing):
+            queue.shutdown()
+        for each in self._written:
+            each.result()
+        record = DumpRecord(
+            tuple(_phase(*each) for each in self._phases), self._options, self._failed
+        )
         _write(self._directory / PASSES, passes_text(record))
-        files = [p.file for p in self._phases if (self._directory / p.file).is_file()]
+        files = [p.file for p in record.phases if (self._directory / p.file).is_file()]
         _write(self._directory / INDEX, dump_html(record, files, report))
 
 
+def _phase(file: str, title: str, records: Sequence[Future[PassRecord]]) -> PhaseRecord:
+    passes = tuple(each.result() for each in records)
+    return PhaseRecord(file, title, sum(each.seconds for each in passes), passes)
+
+
 def _part(mod: ir.IRModule, functions: Sequence[str]) -> ir.IRModule:
-    """Return the module of some functions, and of what they call; without names, all of it."""
-    if not functions:
-        return mod
-    kept = reached(mod, functions)
+    """Return a copy with some functions, and what they call; without names, with all."""
+    kept = reached(functions_by_name(mod), functions)
     return with_functions(mod, {}, [g for g in mod.get_global_vars() if g.name_hint not in kept])
+
+
+def _write_module(path: Path, mod: ir.IRModule) -> None:
+    _write(path, mod.script(show_meta=False) + "\n")
 
 
 def _remove(path: Path) -> None:

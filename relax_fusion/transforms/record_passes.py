@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import cached_property
 
@@ -59,18 +60,22 @@ class PassRecorder:
     ----------
     mod : tvm.IRModule
         What the first pass is given.
+    queue : Executor
+        Compares and prints, one pass after the other: it has one thread.  Passes run meanwhile.
     functions : sequence of str
         Names of functions: only their changes are told, and those of what they call; of all by
         default.
     """
 
-    def __init__(self, mod: ir.IRModule, functions: Sequence[str] = ()):
-        self._seen = {name: _Seen(func) for name, func in functions_by_name(mod).items()}
+    def __init__(self, mod: ir.IRModule, queue: Executor, functions: Sequence[str] = ()):
+        first = functions_by_name(mod)
+        self._seen = {name: _Seen(func) for name, func in first.items()}
+        self._queue = queue
         self._functions = functions
-        self._told = reached(mod, functions)
+        self._told = reached(first, functions)
 
     def run(
-        self, passes: Sequence[Pass], mod: ir.IRModule, records: list[PassRecord]
+        self, passes: Sequence[Pass], mod: ir.IRModule, records: list[Future[PassRecord]]
     ) -> ir.IRModule:
         """Run passes in turn, and return the module behind the last.
 
@@ -80,22 +85,23 @@ class PassRecorder:
             As of `tvm.transform.Sequential`, which decides for each whether it is run.
         mod : tvm.IRModule
             What they are given: the module of the call before.
-        records : list of PassRecord
-            Gets one for each pass as soon as it has run.
+        records : list of Future
+            Gets one for each pass as soon as it has run: of its `PassRecord`.
         """
         for each in passes:
             start = time.perf_counter()
             mod = tvm.transform.Sequential([each])(mod)
             seconds = time.perf_counter() - start
-            records.append(replace(self._record(mod), name=name_of(each), seconds=seconds))
+            record = PassRecord(name_of(each), seconds)
+            records.append(self._queue.submit(self._record, functions_by_name(mod), record))
         return mod
 
-    def _record(self, mod: ir.IRModule) -> PassRecord:
-        """Compare a module with the one before it."""
+    def _record(self, functions: Mapping[str, ir.BaseFunc], record: PassRecord) -> PassRecord:
+        """Compare functions with those before a pass, and add what it changed to its record."""
         before, self._seen, found = self._seen, {}, []
-        told, self._told = self._told, reached(mod, self._functions)
+        told, self._told = self._told, reached(functions, self._functions)
         told |= self._told
-        for name, func in functions_by_name(mod).items():
+        for name, func in functions.items():
             old = before.get(name)
             if old is not None and _says_the_same(old.func, func):
                 self._seen[name] = old.followed_by(func)
@@ -111,14 +117,13 @@ class PassRecorder:
         found += [_removed(name, before[name].text) for name in gone]
         kinds = [kind_of(seen.func) for seen in self._seen.values()]
         sizes = [seen.size for seen in self._seen.values()]
-        return PassRecord(
-            "",
-            0.0,
-            kinds.count("graph"),
-            kinds.count("kernel"),
-            sum(lines for lines, _ in sizes),
-            sum(bindings for _, bindings in sizes),
-            tuple(sorted(found, key=lambda c: (_KINDS.index(c.kind), c.function))),
+        return replace(
+            record,
+            graphs=kinds.count("graph"),
+            kernels=kinds.count("kernel"),
+            lines=sum(lines for lines, _ in sizes),
+            bindings=sum(bindings for _, bindings in sizes),
+            changes=tuple(sorted(found, key=lambda c: (_KINDS.index(c.kind), c.function))),
         )
 
 
@@ -136,9 +141,8 @@ def functions_by_name(mod: ir.IRModule) -> dict[str, ir.BaseFunc]:
     return dict(sorted(found.items()))
 
 
-def reached(mod: ir.IRModule, names: Sequence[str]) -> set[str]:
+def reached(functions: Mapping[str, ir.BaseFunc], names: Sequence[str]) -> set[str]:
     """Return the names of functions and of all that they call; without names, those of all."""
-    functions = functions_by_name(mod)
     if not names:
         return set(functions)
     found: set[str] = set()

@@ -71,7 +71,7 @@ def test_a_decision_without_predictions() -> None:
     ],
 )
 def test_a_layer_is_what_repeats(kernels: str, length: int | None) -> None:
-    assert layer_length(kernels.split()) == length
+    assert layer_length(tuple(kernels.split())) == length
 
 
 def test_coverage_counts_what_is_in_kernels_and_what_is_left() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,10 @@ def without(mod: tvm.IRModule, name: str) -> tvm.IRModule:
 
 def recorded(*passes: ir.transform.Pass) -> list[PassRecord]:
     mod = module()
-    records: list[PassRecord] = []
-    PassRecorder(mod).run(passes, mod, records)
-    return records
+    records: list[Future[PassRecord]] = []
+    with ThreadPoolExecutor(1) as queue:
+        PassRecorder(mod, queue).run(passes, mod, records)
+    return [each.result() for each in records]
 
 
 def test_changed_added_and_removed_functions() -> None:

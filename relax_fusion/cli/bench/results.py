@@ -203,9 +203,10 @@ def _kernels_table(kernels: list[Measured]) -> str:
     known = [(e.time, e.predicted_s) for e in kernels if e.ratio is not None]
     if known:
         measured = sum(time.seconds for time, _ in known)
-        predicted = sum(time.count * (seconds or 0.0) for time, seconds in known)
-        texts = format_seconds(measured), format_seconds(predicted), f"{measured / predicted:.2f}"
-        rows.append(("all with a prediction", "", "", *texts))
+        priced = sum(time.count * (seconds or 0.0) for time, seconds in known)
+        ratio = f"{measured / priced:.2f}"
+        sums = (format_seconds(measured), format_seconds(priced), ratio)
+        rows.append(("all with a prediction", "", "", *sums))
     return table(rows)
 
 
