@@ -164,7 +164,7 @@ class _Looker:
             if self.around.projects(reader, found.var):
                 how = f"the projection that reads it{_behind(between)} is in a kernel of its own"
                 return written + how, "norm -> projection"
-        return f"{written}no projection reads it: it is {self.around.read_by(readers)}", ""
+        return f"{written}no projection multiplies it: it is {self.around.read_by(readers)}", ""
 
     def _softmax(self, found: Operation) -> tuple[str, str]:
         if self.around.attention_of(found):

@@ -37,12 +37,12 @@ CASES = {
     "a norm that a sum reads": (
         ROWS_AND,
         "h = R.nn.rms_norm(x, g, axes=[-1])\ny = R.add(h, x)",
-        [("norm", "h", "no projection reads it: it is read by add", "")],
+        [("norm", "h", "no projection multiplies it: it is read by add", "")],
     ),
     "a norm that is a result": (
         ROWS_AND,
         "y = R.nn.layer_norm(x, g, g, axes=[-1])",
-        [("norm", "y", "no projection reads it: it is a result", "")],
+        [("norm", "y", "no projection multiplies it: it is a result", "")],
     ),
     "a norm over another axis": (
         "x: R.Tensor((b, 64, 64), 'float32'), g: R.Tensor((64,), 'float32'), " + WEIGHT,
@@ -64,7 +64,7 @@ CASES = {
         [
             (
                 *("norm", "y"),
-                "it is written out as no pass reads it; no projection reads it: it is a result",
+                "it is written out as no pass reads it; no projection multiplies it: it is a result",
                 "",
             )
         ],
@@ -83,7 +83,7 @@ CASES = {
     "a group norm": (
         "x: R.Tensor((b, 64, s), 'float32'), g: R.Tensor((64,), 'float32')",
         "y = R.nn.group_norm(x, g, g, num_groups=4, channel_axis=1, axes=[2])",
-        [("norm", "y", "no projection reads it: it is a result", "")],
+        [("norm", "y", "no projection multiplies it: it is a result", "")],
     ),
     "a softmax alone": (
         ROWS,
