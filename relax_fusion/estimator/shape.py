@@ -69,6 +69,8 @@ class MatmulShape:
         else is read or written per row (epilogue residuals, the sum and the norm as outputs).
     row_flops : float
         Floating-point operations of the matmuls for each row.
+    norm : {"", "rms", "layer"}
+        How x is normalised, if it is.
     rotated : bool
         Whether pairs of features are turned that are not neighbours.
     unpacked_bytes : int
@@ -93,12 +95,17 @@ class MatmulShape:
     out_row_bytes: int
     side_row_bytes: int
     row_flops: float
-    has_norm: bool
+    norm: str
     rotated: bool
     allow_tf32: bool
     unpacked_bytes: int = 0
     packed: Packed | None = None
     slots: int = 0
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether x is normalised."""
+        return bool(self.norm)
 
     @property
     def paired(self) -> bool:
@@ -166,7 +173,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         out_row_bytes=out_row,
         side_row_bytes=sum(row.values()) - x_row - out_row,
         row_flops=free.flops(rows=1),
-        has_norm=work.norm is not None,
+        norm=work.norm.kind if work.norm is not None else "",
         rotated=isinstance(work, NormMatmul) and any(map(_apart, work.outputs)),
         allow_tf32=work.allow_tf32,
         unpacked_bytes=unpacked if packed else 0,

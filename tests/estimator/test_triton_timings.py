@@ -13,10 +13,11 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.report import plan_words
 from relax_fusion.estimator import candidates, choose, predict
 from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.workload import GatedFFN, NormMatmul, Projection
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Projection
 
 from ..support.estimator_cases import GPU, ROWS, gated_ffn, norm_matmul
 
@@ -177,3 +178,47 @@ def test_activations_cost_instructions_and_their_code(case) -> None:
     chosen = choose(work, GPU, backend="triton", always=True).plans.plan_for(rows)
     best = min(GELUS[case].values())
     assert GELUS[case][chosen.block_n] < 1.06 * best
+
+
+def dot_products() -> list[tuple[NormMatmul | GatedFFN, dict]]:
+    """Return one row's workloads of 43 shapes of 20 models, each with the times of its plans."""
+    file = RESULTS / "2026-11-28-dot_products.json"
+    found: list[tuple[NormMatmul | GatedFFN, dict]] = []
+    for group in json.loads(file.read_text(encoding="utf-8"))["groups"]:
+        kind, k, n = group["norm"], group["k"], group["n"]
+        norm = Norm(kind, 1e-5, beta=kind == "layer") if kind else None
+        if group["gated"]:
+            work = GatedFFN(1, k, n, "nk", True, True, "silu", norm, "float16", "float16")
+        else:
+            outputs = (Projection(n, "nk", tuple(group.get("epilogue", ()))),)
+            work = NormMatmul(1, k, outputs, norm, "float16", group["out_dtype"])
+        found.append((work, group))
+    return found
+
+
+def test_blocks_of_one_row_have_enough_to_read_for_what_launching_them_takes() -> None:
+    losses: dict[Key, float] = {}
+    errors: dict[Key, float] = {}
+    for work, group in dot_products():
+        timed = {plan: us / 1e3 for plan, us in timed_plans({"plans": group["us"]}).items()}
+        known = [p for p in candidates(work, GPU, "triton") if p in timed]
+        prices = {p: 1e3 * predict(work, p, GPU, 1).seconds for p in known}
+        key = (group["name"], "", 1)
+        losses[key] = timed[min(known, key=prices.__getitem__)] / min(timed.values()) - 1
+        errors[key] = fmean(abs(math.log(prices[p] / timed[p])) for p in known)
+    mean, largest = mean_and_largest(losses)
+    assert len(losses) == 43
+    assert mean < 0.035 and largest < 0.21
+    assert fmean(errors.values()) < 0.09 and max(errors.values()) < 0.25
+
+
+def test_each_wave_of_few_rows_that_normalises_gathers_statistics_anew() -> None:
+    errors: dict[str, float] = {}
+    for work, group in dot_products():
+        timed = group.get("few_rows_us", {})
+        of_words = {f"{plan_words(p)} reg_m={p.reg_m}": p for p in candidates(work, GPU, "tir")}
+        for words in timed.keys() & of_words.keys():
+            error = predict(work, of_words[words], GPU, 1).seconds / timed[words] * 1e6
+            errors[f"{group['name']}: {words}"] = abs(math.log(error))
+    assert len(errors) > 100
+    assert fmean(errors.values()) < 0.06 and max(errors.values()) < 0.32

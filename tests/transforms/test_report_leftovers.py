@@ -64,7 +64,8 @@ CASES = {
         [
             (
                 *("norm", "y"),
-                "it is written out as no pass reads it; no projection multiplies it: it is a result",
+                "it is written out as no pass reads it; "
+                "no projection multiplies it: it is a result",
                 "",
             )
         ],

@@ -89,8 +89,10 @@ CLUSTER_S = 1.2e-6
 NORM_S = 1.3e-6
 """What a kernel in front for the norm adds, where weights are on their way meanwhile."""
 
-NORM_S_PER_ROW = 0.47e-6
-"""What it adds, for each row, that blocks gather the statistics of their rows first."""
+NORM_S_PER_ROW, NORM_S_PER_WAVE = 0.47e-6, 1.76e-6
+"""What it adds, for each row, that blocks gather the statistics of their rows first; and how long,
+for each row and each further wave, no weights are asked for, which memory may hide
+(`2026-11-28-dot_products.json`)."""
 
 
 class FewRows(KernelFamily[MatmulWork]):
@@ -187,6 +189,8 @@ class FewRows(KernelFamily[MatmulWork]):
         seconds, all_waves = 0.0, 0
         terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "latency": 0.0, "compute": 0.0}
         slots = dev.sm_count * resident_blocks(foot, dev)
+        inside = work.norm is not None and normalises(plan)
+        gathered = NORM_S_PER_WAVE * min(rows, plan.block_m) if inside else 0.0
         for n in shape.n_parts:
             blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
             waves = ceil_div(blocks, slots)
@@ -196,7 +200,7 @@ class FewRows(KernelFamily[MatmulWork]):
             times = (
                 weights / (dev.dram_bytes_per_s * READ_EFFICIENCY),
                 weights / (dev.l2_bytes_per_s * FETCH_EFFICIENCY),
-                LATENCY_S * _fetched(shape, plan, n, rows) / asked,
+                LATENCY_S * _fetched(shape, plan, n, rows) / asked + gathered * (waves - 1),
                 waves * _warp_clocks(plan, shape) / dev.clock_hz,
             )
             for name, value in zip(terms, times, strict=True):
@@ -205,7 +209,7 @@ class FewRows(KernelFamily[MatmulWork]):
             seconds += WAVE_S * (waves > 1) + CLUSTER_S * (plan.split_k > 1)
             all_waves += waves
         launches = len(shape.n_parts)
-        if work.norm is not None and normalises(plan):
+        if inside:
             seconds += launches * min(rows, plan.block_m) * NORM_S_PER_ROW
         elif work.norm is not None:
             seconds += NORM_S if _has_clusters(dev) else dev.launch_s

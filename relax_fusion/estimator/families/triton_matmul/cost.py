@@ -5,12 +5,15 @@ weights, or as many as are in flight), by what one multiprocessor can fetch (til
 only through L2), or by its matrix units; the kernels overlap the three but not wholly.  Constants
 were fitted to timings of the kernels on an H200, float16, each replay of a CUDA graph with a cold
 L2: `2026-11-21-judge_estimator.json`.
+
+Dot products of one row are bound by memory, by how fast blocks are launched, or by what a block
+waits for, one block after the other; those constants are from `2026-11-28-dot_products.json`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +28,7 @@ from .tiles import accumulators, smem_bytes
 READ_EFFICIENCY = 0.935
 """Reached part of the peak bandwidth where all but nothing is written: weights."""
 
-FILL_S = {"gemv": 2.4e-6, "pointer": 3.4e-6, "stream": 3.7e-6, "persistent": 2.8e-6}
+FILL_S = {"gemv": 2.1e-6, "pointer": 3.4e-6, "stream": 3.7e-6, "persistent": 2.8e-6}
 """From the start of a kernel to its full stride, and from there to its last store."""
 
 NORM_S = {"gemv": 0.95e-6, "pointer": 0.78e-6, "stream": 0.28e-6, "persistent": 0.32e-6}
@@ -81,9 +84,27 @@ so open the same pages of memory; those of several waves drift apart."""
 SYSTEM_SMEM_BYTES = 1 << 10
 """Shared memory that the system keeps for itself in each thread block."""
 
-IDLE_LANES = 0.07
+BLOCK_S = 1.05e-9
+"""Between the launches of two blocks of dot products, wherever they run: 50,257 blocks take 65 us
+if they read 1.5 KB each, whatever their number of warps."""
+
+PART_S, PRODUCT_S, WARPS_S = 0.20e-6, 3e-9, 0.18e-6
+"""How long a block of dot products takes, beside what memory gives: for each of its parts of k, for
+each product of a thread, and for each time that its warps double, as they wait for one another."""
+
+NORM_WAIT_S, LAYER_S_PER_PART = 0.28e-6, 0.92e-6
+"""The same for a norm inside: a LayerNorm walks over the row twice for its statistics, before any
+product."""
+
+IDLE_LANES = 0.15
 """What lanes beyond the end of a row add, as a part of what as many others take: they load
 nothing."""
+
+REOPENED = 0.015
+"""What doubling the number of parts adds to the time in memory: each opens pages anew."""
+
+DOTS_REGISTERS = 32
+"""Registers of a thread beside the weights that it holds at once."""
 
 SLOTS_PART = 0.65
 """Part of its instruction slots in which a multiprocessor issues activations."""
@@ -110,7 +131,8 @@ class Tile(NamedTuple):
     Each field is a number, or an array with an element for each of many plans.
     """
 
-    dots: Any  # whether each row is dot products by itself, which read all weights
+    dots: Any  # of one row each, which read all weights: how often, as pages are opened again
+    life_s: Any  # of a block of dot products
     rows: Any
     columns: Any
     splits: Any
@@ -133,7 +155,6 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
     """Return the tile of a plan; `inside` tells whether its matmul normalises."""
     family, dots = plan.family, plan.family == "gemv"
     k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
-    idle = ceil_div(shape.k, plan.block_k) * plan.block_k / shape.k - 1
     is_narrow = plan.block_k * shape.in_bytes < WIDE_LINE_BYTES
     clears = family in ("stream", "persistent")
     norm_s, norm_row_s = 0.0, 0.0
@@ -144,7 +165,8 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
         norm_s = NORM_S[family]
         norm_row_s = written / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     return Tile(
-        dots=1 + IDLE_LANES * idle if dots else 0.0,
+        dots=_read(plan, shape) if dots else 0.0,
+        life_s=_life_s(plan, shape, inside) if dots else 0.0,
         rows=plan.block_m,
         columns=plan.block_n,
         splits=plan.split_k,
@@ -162,6 +184,23 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
         norm_s=norm_s,
         norm_row_s=norm_row_s,
     )
+
+
+def _read(plan: TilePlan, shape: MatmulShape) -> float:
+    """Return how long reading the weights for dot products takes, by its least."""
+    parts = ceil_div(shape.k, plan.block_k)
+    idle = parts * plan.block_k / shape.k - 1
+    return 1 + REOPENED * log2(parts) + IDLE_LANES * (idle if parts > 1 else 0.0)
+
+
+def _life_s(plan: TilePlan, shape: MatmulShape, inside: bool) -> float:
+    """Return how long a block of dot products takes, if memory is no limit."""
+    parts = ceil_div(shape.k, plan.block_k)
+    products = shape.k * plan.block_n * shape.parts / (32 * plan.num_warps)
+    life = PART_S * parts + PRODUCT_S * products + WARPS_S * log2(plan.num_warps)
+    if shape.has_norm and inside:
+        life += NORM_WAIT_S + (LAYER_S_PER_PART * parts if shape.norm == "layer" else 0.0)
+    return life
 
 
 def _compute_s(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, k: int) -> float:
@@ -184,10 +223,15 @@ def _code_s(shape: MatmulShape, plan: TilePlan) -> float:
 
 def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
     """Return how many thread blocks a multiprocessor holds at once."""
-    if plan.family in ("persistent", "gemv"):
+    if plan.family == "persistent":
         return 1
     threads = 32 * plan.num_warps
     registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
+    if plan.family == "gemv":
+        held = min(shape.k, plan.block_k) * plan.block_n * shape.parts // threads
+        by_registers = dev.registers_per_sm // ((held + DOTS_REGISTERS) * threads)
+        most = min(dev.max_blocks_per_sm, dev.max_threads_per_sm // threads)
+        return max(1, min(most, by_registers))
     if plan.family == "stream":
         threads, registers = STREAM_THREADS, STREAM_REGISTERS
     by_smem = dev.smem_per_sm_bytes // (smem_bytes(plan, shape) + SYSTEM_SMEM_BYTES)
@@ -196,13 +240,14 @@ def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
 
 
 class Launch(NamedTuple):
-    """How long launches take, beside starting, and what of it each of three is: numbers, arrays."""
+    """How long launches take, beside starting, and what of it each of four is: numbers, arrays."""
 
     seconds: Any
     waves: Any
     dram: Any
     l2: Any
     compute: Any
+    latency: Any
 
 
 def _launch(
@@ -219,25 +264,33 @@ def _launch(
     waves = ceil_div(tiles, tile.slots)
     read = dev.dram_bytes_per_s * READ_EFFICIENCY
     alone = weight_bytes * tile.dots * rows / read
+    blocks = across * rows
+    launched, lived = blocks * BLOCK_S, np.maximum(1, blocks / tile.slots) * tile.life_s
+    dots_s = np.cbrt(sum(s * s * s for s in (alone, launched, lived)))
     read = read / (1 + tile.narrow * (1 - IN_STEP / waves))
     feed = tile.line_bytes * (np.minimum(tile.rows, rows) + tile.lines) / tile.feed_per_s
     empty = tile.line_bytes * np.maximum(0, tile.rows - rows) / tile.empty_per_s
     feed = np.maximum(feed, empty)
     compute = tile.compute_s + tile.wave_s * (1 - 1 / waves)
-    found = Launch(0.0, waves, 0.0, 0.0, 0.0)
+    found = Launch(0.0, waves, 0.0, 0.0, 0.0, 0.0)
     for count, wide in ((full, tile.slots), (rest > 0, np.maximum(rest, 1))):
         # The nearer to what memory can give, the more in flight a little more takes
         memory, waiting = 1 / read, LATENCY_S / (wide * tile.in_flight)
         slowness = np.cbrt(memory * memory * memory + waiting * waiting * waiting)
-        dram = np.where(tile.dots, alone, weight_bytes * wide / tiles * slowness)
+        dram = np.where(tile.dots, dots_s, weight_bytes * wide / tiles * slowness)
         share = ceil_div(wide, dev.sm_count)  # of the busiest multiprocessor
-        three = dram, share * feed, share * compute
-        found = Launch(
-            found.seconds + count * _together(*three),
-            waves,
-            *(past + count * now for past, now in zip(found[2:], three, strict=True)),
+        l2, products = share * feed, share * compute
+        found = found._replace(
+            seconds=found.seconds + count * _together(dram, l2, products),
+            dram=found.dram + count * dram,
+            l2=found.l2 + count * l2,
+            compute=found.compute + count * products,
         )
-    return found
+    return found._replace(
+        waves=np.where(tile.dots, ceil_div(blocks, tile.slots), waves),
+        dram=np.where(tile.dots, alone, found.dram),
+        latency=np.where(tile.dots, np.maximum(launched, lived), 0.0),
+    )
 
 
 def _together(a: Any, b: Any, c: Any) -> Any:

@@ -32,9 +32,12 @@ from .tiles import (
 HOPPER_FAMILIES = ("stream", "persistent")
 """Families that need warp-group matrix instructions, which only sm_90 has."""
 
-GEMV_TILES = ((8192, 8), (2048, 8), (1024, 4), (512, 4), (256, 4))
-"""Elements of k and warps of one row's tiles; with fewer elements, a lane loads less than 16 bytes
-at a time."""
+GEMV_TILES = ((512, 1), (1024, 4), (2048, 8), (4096, 8), (8192, 8))
+"""Elements of k and warps of one row's tiles; a lane loads 16 bytes at a time, or more."""
+
+GEMV_LINES = (4, 2, 1)
+"""Columns of such a tile, those of both products counted: with fewer, blocks read too little for
+what launching them takes."""
 
 LEAST_ROWS = 16
 """Rows of the lowest tiles of tensor cores."""
@@ -91,8 +94,10 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
         if not isinstance(work.rows, int) or work.rows <= 2:
-            for (block_k, warps), block_n in product(GEMV_TILES, (2, 1)):
-                yield triton_plan("gemv", (1, block_n, block_k), warps, 1)
+            parts = matmul_shape(work, pairs=False).parts
+            for (block_k, warps), lines in product(GEMV_TILES, GEMV_LINES):
+                if lines % parts == 0:
+                    yield triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
         for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
             yield triton_plan("stream", (block_m, block_n, block_k), 4, stages, split)
         for block_n, stages in product(PERSISTENT_COLUMNS, (6, 5, 4)):
@@ -150,6 +155,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             "dram": found.dram,
             "l2": found.l2,
             "compute": found.compute,
+            "latency": found.latency,
         }
         moved = shape.weight_bytes + rows * shape.row_bytes
         return Prediction(
