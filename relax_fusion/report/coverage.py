@@ -23,6 +23,10 @@ of elements, casts and biases may stand between.  The last are rotations, where 
 kernel makes of one projection's result count once, and softmaxes between matmuls."""
 
 
+IS_OFF = " is switched off"
+"""How a reason ends that is no more than the choice of who compiled; the pass's name is before."""
+
+
 @dataclass(frozen=True)
 class Leftover:
     """An operation that transformers are made of, and that no kernel of ours computes.

@@ -13,7 +13,7 @@ from ..matching.operations import OPERATORS, Operation, root_of
 from ..matching.pattern import BlockView, belongs_to_a_library, calls_in, is_call
 from ..matching.shapes import shape_of
 from ..matching.surroundings import GIVEN, Surroundings
-from ..report.coverage import Leftover
+from ..report.coverage import IS_OFF, Leftover
 from ..report.decision import Decision
 from .modules import functions_of
 
@@ -118,7 +118,7 @@ class _Looker:
             elif refusal is not None:
                 reason = f"{refusal.pattern}: {refusal.decline}"
             elif off := [name for name in _asked(found.kind, chain) if name in self.disabled]:
-                reason = f"{off[0]} is switched off"
+                reason = f"{off[0]}{IS_OFF}"
             yield Leftover(function, found.var.name, found.kind, reason, chain)
 
     def _refusal(self, found: Operation) -> Decision | None:

@@ -22,7 +22,7 @@ from relax_fusion.report.html.charts import plans_over_rows
 from relax_fusion.report.html.floors import floor_of
 from relax_fusion.report.html.functions import calls_of
 from relax_fusion.report.html.layers import fold
-from relax_fusion.report.html.remedies import REMEDIES
+from relax_fusion.report.html.remedies import REMEDIES, remedy_of_leftover
 from relax_fusion.report.html.svg import Scale, tag
 from relax_fusion.workload import Attention, DynamicDim
 
@@ -319,6 +319,15 @@ def test_measured_times_stand_beside_predictions() -> None:
 
 def test_every_reason_has_a_remedy() -> None:
     assert set(REMEDIES) == set(Reason)
+
+
+def test_what_was_switched_off_is_to_be_switched_on() -> None:
+    reason = "FuseAttentionChain is switched off"
+    assert "--disable FuseAttentionChain" in remedy_of_leftover("attention", reason)
+    assert "that the reason names" in remedy_of_leftover("attention", "the pass did not see it")
+    leftover = Leftover("main", "a", "attention", reason)
+    told = page_data(Report(leftovers=[leftover]))["answers"]["not_fused"]
+    assert "--disable FuseAttentionChain" in told["remedy"]
 
 
 def test_texts_of_kernels_are_there() -> None:

@@ -12,7 +12,7 @@ from ..decision import Decision
 from ..material import FunctionGraph, Node
 from . import numbers
 from .functions import least_s
-from .remedies import BY_KIND, remedy
+from .remedies import remedy, remedy_of_leftover
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -126,7 +126,7 @@ def leftovers_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[di
                 "type": f"{nodes[0].dtype} [{nodes[0].shape}]" if nodes else "",
                 "bytes": sum(node.moved for node in nodes) or None,
                 "seconds": _sum_of(least_s(node, report.material.spec) for node in nodes),
-                "remedy": BY_KIND.get(kind, ""),
+                "remedy": remedy_of_leftover(kind, reason),
             }
         )
     return sorted(found, key=lambda x: -(x["seconds"] or 0))

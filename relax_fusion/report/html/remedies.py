@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import Reason
+from ..coverage import IS_OFF
 
 REMEDIES: dict[Reason, str] = {
     Reason.LEAKED: "Do not return or store the tensor inside of the chain, or return it as a "
@@ -51,3 +52,11 @@ BY_KIND = {
 def remedy(reason: Reason | None) -> str:
     """Return what it would take to fuse a chain that was declined for a reason."""
     return REMEDIES.get(reason, "") if reason is not None else ""
+
+
+def remedy_of_leftover(kind: str, reason: str) -> str:
+    """Return what it would take to fuse an operator that was left over."""
+    if reason.endswith(IS_OFF):
+        name = reason.removesuffix(IS_OFF)
+        return f"Compile without --disable {name} (in Python: leave {name} out of disable)."
+    return BY_KIND.get(kind, "")
