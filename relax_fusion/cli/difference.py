@@ -254,10 +254,35 @@ def _changed(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, dict[str, 
 
 def _kernels(a: Compilation, b: Compilation) -> dict[str, Any]:
     one, two = (dict(c.record.get("kernels") or {}) for c in (a, b))
-    known = bool(one) and bool(two)
+    if not one or not two:
+        return {"known": False, "new": [], "gone": [], "changed": []}
+    one, two = _other_code(one, two)
     return {
-        "known": known,
-        "new": sorted(two.keys() - one.keys()) if known else [],
-        "gone": sorted(one.keys() - two.keys()) if known else [],
-        "changed": sorted(n for n in one.keys() & two.keys() if one[n] != two[n]),
+        "known": True,
+        "new": sorted(two.keys() - one.keys()),
+        "gone": sorted(one.keys() - two.keys()),
+        "changed": sorted(one.keys() & two.keys()),
     }
+
+
+def _other_code(a: dict[str, str], b: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the kernels of each whose code is not in the other, under whatever name it is there.
+
+    TVM numbers kernels of one name in the order in which it meets them, so that one more kernel
+    renames those behind it.
+    """
+    same = {name for name in a.keys() & b.keys() if a[name] == b[name]}
+    one, two = ({n: code for n, code in of.items() if n not in same} for of in (a, b))
+    both = Counter(one.values()) & Counter(two.values())
+    return _without(one, both), _without(two, both)
+
+
+def _without(kernels: Mapping[str, str], codes: Mapping[str, int]) -> dict[str, str]:
+    """Return the kernels that are left where each code is taken as often as `codes` says."""
+    taken: Counter[str] = Counter()
+    left = {}
+    for name, code in sorted(kernels.items()):
+        taken[code] += 1
+        if taken[code] > codes[code]:
+            left[name] = code
+    return left

@@ -52,6 +52,13 @@ SOURCES = (
 )
 
 
+def test_a_kernel_in_one_alone_is_not_compared_with_another_of_its_name() -> None:
+    sources = ({"come": source("another kernel")}, SOURCES[1])
+    kernels = {k["name"]: k for k in diff_data(("A", "B"), found(), sources)["kernels"]}
+    (part,) = kernels["come"]["parts"]
+    assert part["is_whole"] and "another kernel" not in str(part["hunks"])
+
+
 def test_chains_tell_their_times_at_the_first_and_the_last_size() -> None:
     chains = diff_data(("A", "B"), found(), SOURCES)["found"]
     assert chains["lost"][0]["predicted"] == "1 µs at 1 row, 3 µs at 8 rows"

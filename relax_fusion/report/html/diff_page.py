@@ -41,9 +41,11 @@ def diff_data(
 ) -> dict[str, Any]:
     """Return the data of the page, with the arguments of `diff_html`."""
     kernels, times = found["kernels"], _by_chain(found["times"])
+    nothing: Mapping[str, Texts] = {}
+    pairs = {"changed": sources, "new": (nothing, sources[1]), "gone": (sources[0], nothing)}
     entries = [
-        {"name": name, "what": what, "parts": _parts(*(one.get(name, ()) for one in sources))}
-        for what in ("changed", "new", "gone")
+        {"name": name, "what": what, "parts": _parts(*(one.get(name, ()) for one in of))}
+        for what, of in pairs.items()
         for name in kernels[what]
     ]
     chains = {
