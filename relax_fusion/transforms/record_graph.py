@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
+from ..estimator.tile_plan import PLAN_ATTR
 from ..matching.expressions import substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node, Source, Text
@@ -55,12 +56,14 @@ class RecordGraph:
 @tvm.transform.module_pass(opt_level=0, name="RecordSources")
 @dataclass(frozen=True)
 class RecordSources:
-    """Record where the TVMScript of scheduled PrimFuncs comes from; the module stays as it is.
+    """Record where the TVMScript of PrimFuncs comes from; the module stays as it is.
+
+    Loops that wait for a back end to emit kernels in their place are no kernel's text.
 
     Parameters
     ----------
     sources : list of Source
-        Gets one for each scheduled PrimFunc; its text is written when it is asked for.
+        Gets one for each other PrimFunc; its text is written when it is asked for.
     """
 
     sources: list[Source]
@@ -68,7 +71,8 @@ class RecordSources:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Look at every PrimFunc of `mod`, and return it."""
         for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-            if bool((func.attrs or {}).get("tirx.is_scheduled", 0)):
+            attrs = func.attrs or {}
+            if bool(attrs.get("tirx.is_scheduled", 0)) or PLAN_ATTR not in attrs:
                 name = gvar.name_hint
                 self.sources.append(Source(name, partial(_script, name, func)))
         return mod

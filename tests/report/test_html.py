@@ -337,6 +337,14 @@ def test_texts_of_kernels_are_there() -> None:
     assert {"TVMScript", "Triton"} <= languages
 
 
+@pytest.mark.parametrize("target", ["llvm", "h200"])
+def test_kernels_that_no_rule_scheduled_have_texts(target: str) -> None:
+    """Every kernel that is launched has its text: fused, scheduled, or loops as they were."""
+    data = page_data(report_for(target), inf)
+    every = {name for s in data["schedules"] for name in s["functions"]}
+    assert every - {s["function"] for s in data["sources"]} == set()
+
+
 def test_numbers() -> None:
     assert numbers.seconds(54.62e-6) == "54.6 µs" and numbers.seconds(nan) == "–"
     assert numbers.scaled(4.8e12, "B/s") == "4.8 TB/s" and numbers.percent(0.031) == "3.1 %"
