@@ -36,7 +36,7 @@ from .manifest import (
     versions,
     write_manifest,
 )
-from .source import Model, Source, bounds, described, open_source
+from .source import Model, Source, bounds, described, longest, open_source
 
 UNASKED: dict[str, Any] = {
     "force": False,
@@ -79,6 +79,7 @@ def compile_to(
     device = device_of(args.target).description
     report = Report()
     report.material.model = f"{source.name}, {described(exported)}"
+    report.material.most = longest(exported)
     with staged(out, force=args.force) as stage:
         _write_weights(source, exported, compiled.weights, stage, console)
         start = time.perf_counter()

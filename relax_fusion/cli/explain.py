@@ -30,7 +30,7 @@ from .build import guarded
 from .compilation import report_record
 from .console import Console, table
 from .page import check_page, write_page
-from .source import bounds, described, open_source
+from .source import bounds, described, longest, open_source
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
@@ -45,6 +45,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     options = _options(args, report, bounds(model), console)
     console.step(f"looking for chains to fuse for {device.description}")
     report.material.model = f"{source.name}, {described(model)}"
+    report.material.most = longest(model)
     guarded(lambda: run_phases(options, _PHASES)(model.mod), args.target)
     if args.html is not None:
         write_page(report.to_html(), args.html, console)

@@ -180,6 +180,13 @@ def bounds(model: Model) -> dict[str, int]:
     return {name: most for name, (_, most) in model.signature.sizes.items() if most}
 
 
+def longest(model: Model) -> dict[str, int]:
+    """Return how large sizes become that a module has no bounds for: tokens and context."""
+    if not isinstance(model, ExportedModel):
+        return {}
+    return dict.fromkeys(("seq_len", "total_len"), model.max_seq_len)
+
+
 def open_source(text: str) -> Source:
     """Find out what `text` means: a directory, a file, or the name of a bundled configuration.
 

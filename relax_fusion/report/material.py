@@ -131,6 +131,9 @@ class Material:
         Texts of kernels.
     seconds : float
         How long the phases took; a page takes a tenth of it.
+    most : dict of str to int
+        Largest values of symbolic sizes that nothing in the module tells, such as the length of the
+        longest sequence.
     """
 
     model: str = ""
@@ -140,3 +143,4 @@ class Material:
     after: list[FunctionGraph] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     seconds: float = 0.0
+    most: dict[str, int] = field(default_factory=dict)

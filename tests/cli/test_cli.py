@@ -444,6 +444,21 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert "Triton" in rules.values() and "" not in rules.values()
 
 
+def test_no_call_is_longer_than_the_longest_sequence(tmp_path, capsys):
+    config = write_json(tmp_path / "config.json", CONFIG)
+    for command in (["explain"], ["compile", "-o", str(tmp_path / "made")]):
+        if command[0] == "compile" and not cc.get_cc():
+            continue
+        capsys.readouterr()
+        options = ["--max-seq-len", "12", "--json", "-q"]
+        assert main([command[0], str(config), *command[1:], *options]) == 0
+        text = capsys.readouterr().out
+        if command[0] == "compile":
+            text = (tmp_path / "made" / "report.json").read_text()
+        calls = json.loads(text)["calls"]
+        assert max(c["rows"] for c in calls if c["function"] == "prefill") == 12
+
+
 def test_explain_writes_a_page(tmp_path, capsys):
     config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
     page = tmp_path / "page.html"

@@ -139,6 +139,9 @@ def test_calls_have_the_rows_of_all_sequences_and_no_more_than_a_bound_allows() 
     report = report_for("h200")
     (limited,) = page_data(report)["functions"]
     assert limited["calls"][-1]["rows"] == 512  # of `rows`, which the pipeline was told
+    material = replace(report.material, most={"rows": 64}, after=[])
+    (told,) = page_data(Report(report.decisions, work=report.work, material=material))["functions"]
+    assert told["calls"][-1]["rows"] == 64  # of what only the model says
     attention = next(d for d in report.fused if isinstance(d.workload, Attention))
     size = AttentionSize(8, 128, 128)
     several = replace(attention.predictions[0], size=size)

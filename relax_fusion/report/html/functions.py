@@ -74,6 +74,8 @@ def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, An
 def _limit(function: str, graph: FunctionGraph | None, report: Report) -> int | None:
     """Return the most rows that a function's matmuls can have; None where no bound says it."""
     limits = dict(graph.limits) if graph is not None else {}
+    for name, n in report.material.most.items():
+        limits[name] = min(n, limits.get(name, n))
     own = [i for i in report.work if i.function == function and i.status == "fused"]
     rows = [p.m for i in own if i.kind != "attention" for p in i.products if names_in(p.m)]
     most = [value_of(each, limits) for each in rows]
