@@ -102,6 +102,14 @@ def test_plans_that_differ_in_warps_alone_are_told_apart(shown: Any) -> None:
     assert heads[1] == "plan chosen" and heads[-1].startswith("rejected")
 
 
+def test_a_long_name_of_a_chain_takes_two_lines(shown: Any) -> None:
+    resize(shown, 420)
+    shown.execute_script(
+        "document.querySelector('.answer .chip').append(' of a chain of many operators'.repeat(3))"
+    )
+    assert shown.execute_script("return document.documentElement.scrollWidth") <= 420
+
+
 @pytest.mark.parametrize("width", [420, 900])
 def test_a_narrow_screen_needs_no_scrolling_sideways(shown: Any, width: int) -> None:
     shown.find_element("id", "open-all").click()
