@@ -109,3 +109,17 @@ def test_on_paper_sizes_are_as_large_as_the_text_beside_them(compared: Any) -> N
     compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert len(set(compared.execute_script(sizes))) == 1
     compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_on_paper_lines_are_whole_and_headings_stand_before_what_they_head(compared: Any) -> None:
+    press(compared, "e")
+    resize(compared, 700)
+    compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    compared.execute_script(
+        "document.querySelector('.diff ins').textContent = 'a word of a long line '.repeat(40)"
+    )
+    cut = "return [...document.querySelectorAll('pre')].filter(p => p.scrollWidth > p.clientWidth)"
+    assert compared.execute_script(cut) == []
+    breaks = "return [...document.querySelectorAll('h2')].map(h => getComputedStyle(h).breakAfter)"
+    assert set(compared.execute_script(breaks)) == {"avoid"}
+    compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
