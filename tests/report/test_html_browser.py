@@ -76,6 +76,20 @@ def test_the_keyboard(shown: Any) -> None:
     assert shown.execute_script(at) == 0
 
 
+def test_enter_in_the_search_goes_to_what_was_found(shown: Any) -> None:
+    shown.find_element("id", "close-all").click()
+    press(shown, "/")
+    press(shown, "softmax axis\ue007")
+    at = shown.execute_script("return document.querySelector('.item.at')")
+    assert at is not None and "softmax" in at.text and at.is_displayed()
+    assert at == shown.execute_script("return document.querySelector('.item:not(.off)')")
+    assert shown.execute_script("return document.activeElement.id") != "search"
+    box = at.rect
+    top = shown.execute_script("return scrollY")
+    assert top <= box["y"] < top + 1000
+    type_in(shown, "search", "")
+
+
 def test_what_was_chosen_at_some_rows(shown: Any) -> None:
     table = "return document.getElementById('chosen-table').textContent"
     type_in(shown, "rows", "1")

@@ -65,6 +65,9 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && document.activeElement === search) {
     search.value = ""; find(); search.blur(); return;
   }
+  if (event.key === "Enter" && document.activeElement === search) {
+    search.blur(); current = -1; move(1); return;
+  }
   if (event.target.matches("input, textarea")) return;
   const keys = {
     "/": () => search.focus(), j: () => move(1), k: () => move(-1),
