@@ -355,3 +355,24 @@ def test_numbers() -> None:
     scale = Scale(1.0, 1000.0, 0.0, 300.0)
     assert [round(scale(v)) for v in (1, 10, 1000, 1e9)] == [0, 100, 300, 300]
     assert tag("text", "<b>", class_='"') == '<text class="&#34;">&lt;b&gt;</text>'
+
+
+def test_a_call_with_operators_left_over_has_lower_bounds() -> None:
+    """What is left over is counted as if it took a launch and its bytes, at few rows."""
+    report = report_for("h200")
+    html = report.to_html()
+    assert sum(f["left"] for f in page_data(report)["functions"]) == len(report.leftovers) > 0
+    assert '<div class="tile"><b>≥ ' in html and "left over</a></b> among them" in html
+    whole = Report(report.decisions, material=report.material).to_html()
+    assert "≥" not in whole and "left over</a></b> among them" not in whole
+
+
+def test_what_is_told_of_fused_kernels_alone_says_so() -> None:
+    report = report_for("h200")
+    (function,) = page_data(report)["functions"]
+    call = function["calls"][-1]
+    assert call["rest_s"] > 0 and call["share"] > call["floor_s"] / call["seconds"]
+    told = "fused kernels: floor", "from “in fused kernels” on are about the fused kernels alone"
+    assert all(text in report.to_html() for text in told)
+
+

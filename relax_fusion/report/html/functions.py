@@ -60,6 +60,7 @@ def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, An
                 "per_layer": covered.per_layer if covered is not None else None,
                 "fused": sum(k.calls[name] for k in own),
                 "declined": declined,
+                "left": sum(left.function == name for left in report.leftovers),
                 "copies": len(runs.copies) if runs is not None else None,
                 "copied": covered.copied if covered is not None else 0,
                 "symbols": dict(runs.symbols) if runs is not None else {},
