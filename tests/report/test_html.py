@@ -20,7 +20,7 @@ from relax_fusion.report import FunctionGraph, Leftover, Material, Node
 from relax_fusion.report.html import numbers, page_data
 from relax_fusion.report.html.charts import plans_over_rows
 from relax_fusion.report.html.floors import floor_of
-from relax_fusion.report.html.functions import calls_of
+from relax_fusion.report.html.functions import LIMITS, calls_of
 from relax_fusion.report.html.layers import fold
 from relax_fusion.report.html.remedies import REMEDIES, remedy_of_leftover
 from relax_fusion.report.html.svg import Scale, tag
@@ -376,3 +376,7 @@ def test_what_is_told_of_fused_kernels_alone_says_so() -> None:
     assert all(text in report.to_html() for text in told)
 
 
+def test_overheads_are_no_launches_alone() -> None:
+    data = page_data(report_for("h200"))
+    assert "launches" not in LIMITS.values()
+    assert any(note.startswith("Overheads are") for note in data["notes"])

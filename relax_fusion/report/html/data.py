@@ -164,6 +164,8 @@ def _limits(budget: float, chains: Sequence[dict[str, Any]]) -> list[str]:
         "The floor of a kernel is the larger of two times: its bytes (each operand counted once) "
         "at the peak bandwidth, and its matmul operations at the peak rate of its dtype. Launches "
         "are not in it. On a CPU a share above 100 % means that operands stay in a cache.",
+        "Overheads are what a kernel takes before and after its work: its launch, its first loads, "
+        "and a second kernel that joins parts, where the keys or a sum are cut into parts.",
         f"A measured time that differs by more than {numbers.percent(MISS)} from the predicted one "
         "is marked as a miss.",
         "Costs of operators outside of fused kernels are the least that they can take: a launch, "

@@ -24,7 +24,7 @@ LIMITS = {
     "l2": "L2 bandwidth",
     "compute": "arithmetic",
     "latency": "latency",
-    "launch": "launches",
+    "launch": "overheads",
 }
 """What bounds of predictions are called."""
 
