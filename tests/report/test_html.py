@@ -16,11 +16,13 @@ from relax_fusion import Decision, Decline, Reason, Report
 from relax_fusion.estimator import AttentionSize
 from relax_fusion.estimator.registry import candidates
 from relax_fusion.estimator.survey import survey
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.report import FunctionGraph, Leftover, Material, Node
 from relax_fusion.report.html import numbers, page_data
 from relax_fusion.report.html.charts import plans_over_rows
 from relax_fusion.report.html.floors import floor_of
 from relax_fusion.report.html.functions import LIMITS, calls_of
+from relax_fusion.report.html.kernels import full_text, kernels_of
 from relax_fusion.report.html.layers import fold
 from relax_fusion.report.html.remedies import REMEDIES, remedy_of_leftover
 from relax_fusion.report.html.svg import Scale, tag
@@ -374,6 +376,32 @@ def test_what_is_told_of_fused_kernels_alone_says_so() -> None:
     assert call["rest_s"] > 0 and call["share"] > call["floor_s"] / call["seconds"]
     told = "fused kernels: floor", "from “in fused kernels” on are about the fused kernels alone"
     assert all(text in report.to_html() for text in told)
+
+
+def test_attention_of_one_query_has_any_number_of_keys() -> None:
+    report = report_for("h200")
+    found = next(d for d in report.fused if isinstance(d.workload, Attention))
+    told = replace(found.predictions[0], size=AttentionSize(1, 1, 4096), upper=None)
+    for keys, text in (
+        (DynamicDim("keys"), "1 query, any number of keys"),
+        (4096, "its one size: 1 query × 4,096 keys"),
+    ):
+        work = replace(found.workload, q_len=1, kv_len=keys)
+        (kernel,) = kernels_of([replace(found, workload=work, predictions=(told,))], None)
+        assert kernel.fixed == text
+
+
+def test_plans_of_one_tile_are_told_apart() -> None:
+    plan = TilePlan(128, 128, 64, reg_m=4, reg_n=32)
+    assert full_text(plan) == "128×128×64 (4×32 in registers)"
+    assert full_text(replace(plan, reg_n=64)) == "128×128×64 (4×64 in registers)"
+    assert full_text(TilePlan(8, 48, 256, 8, 48, family="panels")) == "panels 8×48×256"
+    triton = TilePlan(128, 128, 128, num_warps=12, num_stages=2, family="flash")
+    assert full_text(triton) == "flash 128×128×128 (12 warps, 2 stages)"
+    refused = [
+        r for c in page_data(report_for("h200"))["chains"] for r in c["candidates"]["refused"]
+    ]
+    assert refused and all("stages)" in p for r in refused for p in r["plans"])
 
 
 def test_overheads_are_no_launches_alone() -> None:

@@ -11,7 +11,7 @@ from ...estimator.survey import Refused, Rivals, survey
 from ...estimator.tile_plan import TilePlan
 from ...workload import Workload
 from . import numbers
-from .kernels import Kernel, how_text, plan_text, size_text, span_text
+from .kernels import Kernel, full_text, how_text, plan_text, size_text, span_text
 
 MOST_POINTS = 60
 """Plans of a range that a picture shows, the fastest of them."""
@@ -144,6 +144,6 @@ def _refused(rule: Refused) -> dict[str, Any]:
         "family": rule.family,
         "rule": rule.rule,
         "count": len(rule.plans),
-        "plans": [plan_text(plan) for plan in rule.plans[:3]],
+        "plans": [full_text(plan) for plan in rule.plans[:3]],
         "areas": [plan.block_m * plan.block_n for plan in rule.plans[:MOST_REFUSED]],
     }

@@ -31,6 +31,7 @@ def chain_entry(
         "calls": [{"function": name, "count": n} for name, n in kernel.calls.items()],
         "unit": kernel.unit,
         "is_static": kernel.is_static,
+        "fixed": kernel.fixed,
         "validation": decision.validation,
         "facts": _facts(kernel, last),
         "operators": _operators(decision, graphs.get(decision.function)),

@@ -115,6 +115,17 @@ class Kernel:
         return len(self.points) == 1 and len(self.steps) <= 1
 
     @property
+    def fixed(self) -> str:
+        """Which size it has, where all its calls have the same rows; empty where rows differ."""
+        if not self.is_static:
+            return ""
+        size, work = self.points[0].size, self.work
+        keys = work.kv_len if isinstance(work, Attention) else 0
+        if isinstance(size, AttentionSize) and not isinstance(keys, int):
+            return f"{numbers.times(size.q_len, 'query', 'queries')}, any number of keys"
+        return f"its one size: {self.points[0].text}"
+
+    @property
     def unit(self) -> str:
         """What its rows are."""
         return "query" if isinstance(self.work, Attention) else "row"
@@ -247,8 +258,17 @@ def plan_text(plan: TilePlan | None) -> str:
 
 
 def how_text(plan: TilePlan | None) -> str:
-    """Return the warps and stages of a plan for Triton; nothing where it has none."""
-    if plan is None or not plan.num_warps:
+    """Return the warps and stages of a plan for Triton; of others what a thread holds, if much."""
+    if plan is None:
         return ""
+    if not plan.num_warps:
+        held, tile = (plan.reg_m, plan.reg_n), (plan.block_m, plan.block_n)
+        return "" if held in ((1, 1), tile) else f"{held[0]}×{held[1]} in registers"
     warps = numbers.times(plan.num_warps, "warp")
     return f"{warps}, {numbers.times(plan.num_stages, 'stage')}"
+
+
+def full_text(plan: TilePlan) -> str:
+    """Return all of a plan: its tile, then what tells it from others of that tile."""
+    how = how_text(plan)
+    return plan_text(plan) + (f" ({how})" if how else "")

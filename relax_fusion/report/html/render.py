@@ -59,7 +59,7 @@ def _choices(data: dict[str, Any]) -> Markup:
                 "title": chain["title"],
                 "unit": chain["unit"],
                 "in": ", ".join(call["function"] for call in chain["calls"]),
-                "fixed": chain["ranges"][0]["size"] if chain["is_static"] else "",
+                "fixed": chain["fixed"],
                 "steps": [[s["upper"], s["span"], s["plan"], s["how"]] for s in chain["steps"]],
                 "ranges": [_choice(chain, r) for r in chain["ranges"]],
             }

@@ -35,7 +35,7 @@ const choose = (rows) => {
     first.append(where);
     const [plan, how] = step ? step.slice(2) : range ? [range.plan, range.how] : ["–", ""];
     named(cell(row, ""), plan, how);
-    cell(row, chain.fixed ? `its one size: ${chain.fixed}` : step ? step[1] : "–");
+    cell(row, chain.fixed ? chain.fixed : step ? step[1] : "–");
     named(cell(row, range ? range.size : "–"), range && range.plan !== plan ? range.plan : "", "");
     cell(row, range ? range.time : "–", "n strong");
     cell(row, range ? range.floor : "–", "n");
