@@ -36,6 +36,7 @@ from .manifest import (
     versions,
     write_manifest,
 )
+from .model_arguments import asked
 from .source import Model, Source, bounds, described, longest, open_source
 
 UNASKED: dict[str, Any] = {
@@ -85,15 +86,16 @@ def compile_to(
         start = time.perf_counter()
         kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
-        write_report(stage / REPORT, {**_facts(compiled), "device": device}, report)
+        told = {**_facts(compiled), "device": device, "options": asked(args)}
+        write_report(stage / REPORT, told, report)
         console.step(f"writing {PAGE}")
         if args.debug_dump is None:
             write_page(report, stage)
         else:
             shutil.copyfile(Path(args.debug_dump) / PAGE, stage / PAGE)
         console.step("writing the manifest")
-        told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
-        manifest = Manifest(**told, parameters=parameters(exported), files=file_sums(stage))
+        kept = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
+        manifest = Manifest(**kept, parameters=parameters(exported), files=file_sums(stage))
         write_manifest(stage, manifest)
     return {
         "output": args.output,

@@ -64,9 +64,9 @@ def _facts(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Say first that two compilations are of different models, or for different targets."""
     if not facts:
         return ""
-    heads = {"source": "models", "target": "targets"}
+    heads = {"source": "models differ", "target": "targets differ"}
     lines = [
-        f"{heads.get(name, name)} differ: A {shown(each['a'])}, B {shown(each['b'])}"
+        f"{heads.get(name, f'{name} differs')}: A {shown(each['a'])}, B {shown(each['b'])}"
         for name, each in facts.items()
     ]
     return "\n".join(lines)

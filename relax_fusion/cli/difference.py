@@ -18,6 +18,9 @@ from .console import CliError
 FACTS = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
 """What has to be the same for two compilations to be of one model for one target."""
 
+DEFAULT = "as by default"
+"""What an option is that was not given."""
+
 SAME_S = 1e-3
 """Part by which two predicted times may differ and still count as the same."""
 
@@ -58,9 +61,10 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``facts``: name, and its value in A and in B, where they differ.  ``lost``, ``gained`` and
-        ``replaced``: chains with counts, and the predicted seconds of one by size; a replaced one
-        is no kernel in B, where as many operations of its function are in kernels as in A.
+        ``facts``: name of a fact or an option, and its value in A and in B, where they differ.
+        ``lost``, ``gained`` and ``replaced``: chains with counts, and the predicted seconds of one
+        by size; a replaced one is no kernel in B, where as many operations of its function are in
+        kernels as in A.
         ``left``: what is left in more or fewer places.
         ``plans``: ranges of sizes with other tiles.  ``times``: predicted and measured seconds of
         chains in both.  ``calls``: predicted seconds of all fused kernels of a call, with its rows,
@@ -102,7 +106,7 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
                 plans += _plans(key, one, two)
                 times += _times(key, one, two)
     return {
-        "facts": {n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS if a.fact(n) != b.fact(n)},
+        "facts": _facts(a, b),
         "lost": [c for c in fewer if c["function"] in dropped],
         "replaced": [c for c in fewer if c["function"] not in dropped],
         "gained": more,
@@ -113,6 +117,16 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
         "files": _changed(a.files, b.files),
         "kernels": _kernels(a, b),
     }
+
+
+def _facts(a: Compilation, b: Compilation) -> dict[str, dict[str, Any]]:
+    """Return what differs of the model, the target and the options, where both tell of those."""
+    found = {n: {"a": a.fact(n), "b": b.fact(n)} for n in FACTS}
+    one, two = a.fact("options"), b.fact("options")
+    if one is not None and two is not None:
+        names = sorted({*one, *two})
+        found |= {n: {"a": one.get(n, DEFAULT), "b": two.get(n, DEFAULT)} for n in names}
+    return {name: each for name, each in found.items() if each["a"] != each["b"]}
 
 
 def is_equal(found: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from ..triton_bridge.texts import record_sources
 from .build import guarded
 from .compilation import report_record
 from .console import Console, table
+from .model_arguments import asked
 from .page import check_page, write_page
 from .source import bounds, described, longest, open_source
 
@@ -57,6 +58,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         "quantization": getattr(model, "quantization", None),
         "max_seq_len": getattr(model, "max_seq_len", None),
         "batch": getattr(model, "batch", None),
+        "options": asked(args),
         "fused": len(report.fused),
         "declined": len(report.declined),
     }

@@ -136,6 +136,26 @@ def add_model_arguments(
     _add_fusing_arguments(parser)
 
 
+CHANGING = (
+    *("bound", "disable", "always_fuse", "allow_tf32", "validate", "backend", "database"),
+    *("autotune", "no_cuda_graph", "cubins"),
+)
+"""Options beside those of the model and the target that change what is compiled."""
+
+
+def asked(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options of `CHANGING` that were given, as text for people and for `diff`."""
+    told = {}
+    for name in CHANGING:
+        value = getattr(args, name, None)
+        if isinstance(value, list):
+            each = ("=".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)
+            value = ", ".join(sorted(each))
+        if value and value != "auto":
+            told[name] = "yes" if value is True else str(value)
+    return told
+
+
 def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",

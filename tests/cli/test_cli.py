@@ -25,6 +25,7 @@ from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.demo import Comparison
 from relax_fusion.cli.explain import fused_text
 from relax_fusion.cli.measure import Run, compare
+from relax_fusion.cli.model_arguments import asked
 from relax_fusion.cli.run import _generate
 from relax_fusion.estimator import AttentionSize, Prediction, RangePrediction
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
@@ -442,6 +443,19 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     rules = {s["function"]: s["rule"] for s in document["schedules"]}
     assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}
     assert "Triton" in rules.values() and "" not in rules.values()
+
+
+def test_options_that_change_what_is_compiled_are_told() -> None:
+    made = parser.make_parser()
+    given = ["--bound", "n=8", "--bound", "m=4", "--disable", "FuseChains", "--validate-strictly"]
+    told = asked(made.parse_args(["compile", "x.onnx", "-o", "x", "--no-cuda-graph", *given]))
+    assert told == {
+        "bound": "m=4, n=8",
+        "disable": "FuseChains",
+        "validate": "strict",
+        "no_cuda_graph": "yes",
+    }
+    assert asked(made.parse_args(["explain", "gpt2", "--dtype", "float16", "--json"])) == {}
 
 
 def test_no_call_is_longer_than_the_longest_sequence(tmp_path, capsys):

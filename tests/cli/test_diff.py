@@ -96,6 +96,11 @@ def test_chains_lost_and_gained(explained, diff, capsys) -> None:
     assert main(["diff", a, b, "-q"]) == 1
     text = capsys.readouterr().out
     assert "Lost: chains of A that are no kernels in B" in text and "Gained" in text
+    assert found["facts"] == {"disable": {"a": "as by default", "b": "FuseGatedFFN"}}
+    assert text.startswith("disable differs: A 'as by default', B 'FuseGatedFFN'\n")
+    old = json.loads(Path(b).read_text())  # of before there were options in reports
+    del old["options"]
+    assert diff(a, str(write_json(Path(b), old)), 1)["facts"] == {}
     assert "predicted, each" in text and "s at 1 row" in text
 
 
