@@ -151,6 +151,15 @@ def test_calls_have_the_rows_of_all_sequences_and_no_more_than_a_bound_allows() 
     assert alone["rows"] == 8 * 128
 
 
+def test_no_call_has_fewer_rows_than_sequences() -> None:
+    report = report_for("h200")
+    attention = next(d for d in report.fused if isinstance(d.workload, Attention))
+    matmul = next(d for d in report.fused if len(d.predictions) > 1)
+    several = replace(attention.predictions[0], size=AttentionSize(8, 1, 128))
+    both = [replace(attention, predictions=(several,)), matmul]
+    assert [c["rows"] for c in calls_of(Report(both))][:3] == [8, 16, 64]
+
+
 def test_keys_that_nobody_sees_are_in_no_floor() -> None:
     rows, keys = DynamicDim("q_len"), DynamicDim("kv_len")
     spec = report_for("h200").material.spec

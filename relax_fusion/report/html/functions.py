@@ -92,7 +92,8 @@ def _rows(kernels: Sequence[Kernel], limit: int | None) -> list[int]:
     if not most:
         static = Counter(k.points[0].rows * k.sequences for k in kernels if k.points)
         return [max(static, key=lambda n: (static[n], -n))] if static else []
-    return sorted({*(n for n in SHOWN_ROWS if n <= most), most})
+    least = max(k.sequences for k in kernels)  # a row of each, where the sequences are told
+    return sorted({*(max(n, least) for n in SHOWN_ROWS if n <= most), most})
 
 
 def call_at(
