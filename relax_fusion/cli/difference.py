@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RelaxFusionError
-from ..estimator.tile_plan import PlanTable
+from ..estimator.tile_plan import Box, PlanTable
 from ..report import Item
 from ..validation import shown
 from .compilation import Compilation
@@ -20,6 +20,8 @@ FACTS = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
 
 DEFAULT = "as by default"
 """What an option is that was not given."""
+
+_ANY = 2**62
 
 SAME_S = 1e-3
 """Part by which two predicted times may differ and still count as the same."""
@@ -190,15 +192,22 @@ def _decision(one: Compilation, item: Item) -> dict[str, Any] | None:
 
 
 def _plans(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ranges in which two decisions have other tiles."""
-    one, two = (
-        {str(box): plan.text for box, plan in PlanTable.from_attr(d["plans"]).boxes} for d in (a, b)
-    )
-    return [
-        {**vars(key), "range": box, "a": one.get(box), "b": two.get(box)}
-        for box in dict.fromkeys([*one, *two])
-        if one.get(box) != two.get(box)
-    ]
+    """Return the ranges of either in whose last sizes two decisions have other tiles."""
+    one, two = (PlanTable.from_attr(d["plans"]) for d in (a, b))
+    boxes = {box for table in (one, two) for box, _ in table.boxes}
+    found = []
+    for box in sorted(boxes, key=_corner):
+        rows, keys, batch = _corner(box)
+        first, second = (t.plan_for(rows, keys=keys, batch=batch).text for t in (one, two))
+        if first != second:
+            found.append({**vars(key), "range": str(box), "a": first, "b": second})
+    return found
+
+
+def _corner(box: Box) -> tuple[int, int, int]:
+    """Return the last sizes of a box, or more than any kernel has where they have no bound."""
+    rows, keys, batch = (_ANY if n is None else n for n in (box.rows, box.keys, box.batch))
+    return rows, keys, batch
 
 
 def _times(key: ChainKey, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:

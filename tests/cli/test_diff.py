@@ -138,6 +138,23 @@ def test_plans_and_times(explained, diff, capsys) -> None:
     assert text.startswith("targets differ") and "tiles of A" in text and "B / A" in text
 
 
+def test_a_plan_of_a_wider_range_serves_a_narrower_one(explained, tmp_path: Path, diff) -> None:
+    report = json.loads(Path(explained("a.json")).read_text())
+    decision = next(d for d in report["decisions"] if d["fused"] and d["function"] == "prefill")
+    open_end = {**decision["plans"][-1], "upper": -1}
+    other = {**open_end, "block_k": 2 * open_end["block_k"]}
+
+    def with_plans(name: str, *plans: dict[str, Any]) -> str:
+        decision["plans"] = list(plans)
+        return str(write_json(tmp_path / name, report))
+
+    a = with_plans("a.json", {**other, "upper": 16}, {**open_end, "upper": 64}, open_end)
+    assert diff(a, with_plans("b.json", {**other, "upper": 16}, open_end), 0)["plans"] == []
+    b = with_plans("b.json", {**other, "upper": 4}, {**open_end, "upper": 128}, open_end)
+    (found,) = diff(a, b, 0)["plans"]
+    assert found["range"] == "rows <= 16" and found["a"] != found["b"] is not None
+
+
 def test_kernels_are_the_same_whose_code_is_whatever_they_are_called(
     explained, tmp_path: Path, diff
 ) -> None:
