@@ -123,3 +123,12 @@ def test_on_paper_lines_are_whole_and_headings_stand_before_what_they_head(compa
     breaks = "return [...document.querySelectorAll('h2')].map(h => getComputedStyle(h).breakAfter)"
     assert set(compared.execute_script(breaks)) == {"avoid"}
     compared.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_on_paper_what_a_phase_took_stands_before_its_first_pass(shown: Any) -> None:
+    shown.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    told = shown.execute_script(
+        "return getComputedStyle(document.querySelector('h2 + p')).breakAfter"
+    )
+    assert told == "avoid"
+    shown.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
