@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from relax_fusion.report.html import page_data
+from relax_fusion.report.html.render import render
 
 from .browser_support import driver, press, requests, resize, type_in
 from .page_support import report_for
@@ -114,6 +118,26 @@ def test_plans_that_differ_in_warps_alone_are_told_apart(shown: Any) -> None:
     assert "warps" in texts[1] and texts[-1].count("warps") == 3
     heads = shown.execute_script(f"{cells}.map(cell => cell.dataset.head)")
     assert heads[1] == "plan chosen" and heads[-1].startswith("rejected")
+
+
+def test_what_was_chosen_is_not_among_the_rejected(driver: Any, tmp_path: Path) -> None:
+    """Rows between two prices can be served by a plan that lost at the size of the price."""
+    data = page_data(report_for("h200"), inf)
+    chain = next(c for c in data["chains"] if len(c["ranges"]) > 1)
+    lost = chain["candidates"]["ranges"][-1]["rejected"]
+    chain["steps"][-1] |= {name: lost[1][name] for name in ("plan", "how")}
+    path = tmp_path / "page.html"
+    path.write_text(render(data), encoding="utf-8")
+    driver.get(path.as_uri())
+    type_in(driver, "rows", "100000")
+    script = (
+        "const row = [...document.querySelectorAll('#chosen-table tbody tr')]"
+        ".find(r => r.querySelector(`a[href='#${arguments[0]}']`));"
+        "return [row.cells[1].textContent, [...row.cells[7].children].map(d => d.textContent)]"
+    )
+    plan, rejected = driver.execute_script(script, chain["id"])
+    assert plan.split() == f"{lost[1]['plan']} {lost[1]['how']}".split() and len(rejected) == 3
+    assert not any(" ".join(line.split()).endswith(" ".join(plan.split())) for line in rejected)
 
 
 def test_a_long_name_of_a_chain_takes_two_lines(shown: Any) -> None:

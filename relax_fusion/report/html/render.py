@@ -82,6 +82,6 @@ def _choice(chain: dict[str, Any], r: dict[str, Any]) -> dict[str, Any]:
         "bound": LIMITS.get(r["bound"], r["bound"]),
         "rejected": [
             [o["plan"], o["how"], numbers.seconds(o["seconds"]), numbers.slower(o["seconds"], time)]
-            for o in rejected[:3]
+            for o in rejected[:4]  # three, beside the plan that serves some rows of the range
         ],
     }

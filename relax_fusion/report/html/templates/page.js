@@ -41,8 +41,9 @@ const choose = (rows) => {
     cell(row, range ? range.floor : "–", "n");
     cell(row, range ? range.bound : "–");
     const lost = cell(row, "");
-    if (!range || !range.rejected.length) lost.textContent = "no other candidate on this page";
-    else for (const [other, ways, time, more] of range.rejected) {
+    const others = (range ? range.rejected : []).filter(([o, w]) => o !== plan || w !== how);
+    if (!others.length) lost.textContent = "no other candidate on this page";
+    else for (const [other, ways, time, more] of others.slice(0, 3)) {
       const line = document.createElement("div");
       const cost = document.createElement("span");
       cost.textContent = `${time} (${more})`;
