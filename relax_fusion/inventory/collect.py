@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 
 from ..matching.pattern import is_call
-from ..matching.shapes import shape_of
+from ..matching.shapes import dtype_of, shape_of
 from ..report import Report
 from ..report.decision import Decision
 from ..report.item import Item
@@ -20,9 +20,10 @@ from ..transforms.modules import functions_of
 from ..transforms.record_launches import KERNELS, OUTSIDE
 from ..workload.graph import Graph
 from ..workload.json import to_json
+from .callers import seen_from_caller, sizes_in_call
 from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
-from .operators import COUNTED, arrays_of, extent, operator_item
+from .operators import COUNTED, arrays_of, extent, operator_item, tensors_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecordWork")
@@ -103,7 +104,7 @@ class _Collector:
     def items(
         self, phase: str, name: str, func: relax.Function, inside: tuple[str, ...] = ()
     ) -> Iterator[Item]:
-        """Yield what a function multiplies, and what the functions do that it calls.
+        """Yield what a function multiplies, and what the functions do that it calls, in its sizes.
 
         Parameters
         ----------
@@ -118,14 +119,17 @@ class _Collector:
             if not isinstance(value, relax.Call):
                 continue
             if isinstance(value.op, ir.GlobalVar):
-                callee = value.op.name_hint
-                if callee not in (*inside, name) and isinstance(self.mod[value.op], relax.Function):
-                    yield from self.items(phase, callee, self.mod[value.op], (*inside, name))
+                callee, called = value.op.name_hint, self.mod[value.op]
+                if callee not in (*inside, name) and isinstance(called, relax.Function):
+                    sizes = sizes_in_call(called, value)
+                    for item in self.items(phase, callee, called, (*inside, name)):
+                        yield seen_from_caller(item, sizes)
                 continue
-            item = self._item(phase, var, value)
-            if item is not None:
-                why = self.reasons.get((name, item.where)) or self.reasons.get((name, name), "")
-                yield replace(item, reason=why or item.reason) if item.status == "left" else item
+            found = self._item(phase, var, value)
+            if found is not None:
+                why = self.reasons.get((name, found.where)) or self.reasons.get((name, name), "")
+                is_left = found.status == "left"
+                yield replace(found, reason=why or found.reason) if is_left else found
 
     def _item(self, function: str, var: relax.Var, call: relax.Call) -> Item | None:
         if is_call(call, *COUNTED):
@@ -138,8 +142,10 @@ class _Collector:
             if isinstance(func, tirx.PrimFunc):
                 made = function_item(function, var, call, func)
                 return replace(made, reason="a function of TIR") if made is not None else None
+        if isinstance(call.op, relax.ExternFunc):
+            return _outside(function, var, call.op, call.args)
         if is_call(call, *OUTSIDE) and isinstance(call.args[0], relax.ExternFunc):
-            return _outside(function, var, call)
+            return _outside(function, var, call.args[0], call.args[1:])
         return None
 
 
@@ -204,18 +210,19 @@ def _bind(found: dict[str, Extent], dims: Sequence[object], sizes: Sequence[ir.E
             found.setdefault(getattr(dim, "name"), extent(size))  # noqa: B009
 
 
-def _outside(function: str, var: relax.Var, call: relax.Call) -> Item:
+def _outside(
+    function: str, var: relax.Var, callee: relax.ExternFunc, args: Sequence[relax.Expr]
+) -> Item:
     """Return the item of a call that leaves the module."""
-    name = str(call.args[0].global_symbol)
-    args = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else [call.args[1]]
-    tensors = [a for a in args if isinstance(a.ty, relax.TensorType)]
+    arrays = arrays_of(*args, var)
+    tensors = tensors_of(args)
     return Item(
         function,
         "call",
-        name,
+        str(callee.global_symbol),
         "outside",
-        str(tensors[0].ty.dtype) if tensors else "",
-        arrays=arrays_of(*tensors, var),
+        dtype_of(tensors[0]) if tensors else "",
+        arrays=arrays,
         where=var.name,
         reason="it calls a function outside of the module, whose work is not known",
     )

@@ -35,7 +35,7 @@ def function_item(
     products, note = _by_loops(func, bound), ""
     if not products:
         products, note = _by_tensors(count, [e.ty for e in tensors], outs)
-    arrays = (*arrays_of(*tensors), *_arrays(outs))
+    arrays = arrays_of(*args, var)
     storage = _storage(arrays)
     return Item(
         function,
@@ -69,13 +69,6 @@ def _results(types: Sequence[ir.Type]) -> list[relax.TensorType]:
 def _shape(ty: ir.Type) -> list[PrimExpr] | None:
     known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
     return list(ty.shape.values) if known else None
-
-
-def _arrays(types: Sequence[relax.TensorType]) -> tuple[Array, ...]:
-    shapes = ((ty, _shape(ty)) for ty in types)
-    return tuple(
-        Array(tuple(map(extent, shape)), str(ty.dtype)) for ty, shape in shapes if shape is not None
-    )
 
 
 def _storage(arrays: Sequence[Array]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from ..matching.operations import OPERATORS
 from ..matching.pattern import PrimExpr, is_call
@@ -37,20 +37,48 @@ def extent(size: PrimExpr | int) -> Extent:
     return _TYPED.sub(r"\1", str(size))
 
 
-def arrays_of(*exprs: relax.Expr) -> tuple[Array, ...]:
-    """Return the tensors among expressions; those of unknown shape are left out."""
-    found = []
+def tensors_of(exprs: Sequence[relax.Expr]) -> list[relax.Expr]:
+    """Return the tensors among expressions, and those that tuples are written of."""
+    found: list[relax.Expr] = []
     for expr in exprs:
-        shape = shape_of(expr)
-        if shape is not None:
-            found.append(Array(tuple(map(extent, shape)), dtype_of(expr)))
-    return tuple(found)
+        if isinstance(expr, relax.Tuple):
+            found += tensors_of(list(expr.fields))
+        elif isinstance(expr.ty, relax.TensorType):
+            found.append(expr)
+    return found
+
+
+def arrays_of(*exprs: relax.Expr) -> tuple[Array, ...]:
+    """Return the tensors among expressions and in tuples, each once, though it is read twice.
+
+    None are returned where the shape of one is not known, so that no sum is too small.
+    """
+    found: dict[relax.Expr, tuple[Array | None, ...]] = {}
+    for expr in exprs:
+        if isinstance(expr, relax.Tuple):
+            found |= {field: _arrays_in(field.ty) for field in tensors_of([expr])}
+        else:
+            found[expr] = _arrays_in(expr.ty)
+    arrays = [array for each in found.values() for array in each]
+    known = tuple(array for array in arrays if array is not None)
+    return known if len(known) == len(arrays) else ()
+
+
+def _arrays_in(ty: ir.Type) -> tuple[Array | None, ...]:
+    """Return the tensors of a type, None for one of unknown shape."""
+    if isinstance(ty, ir.TupleType):
+        return tuple(array for each in ty.fields for array in _arrays_in(each))
+    if not isinstance(ty, relax.TensorType):
+        return ()
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return (None,)
+    return (Array(tuple(map(extent, ty.shape.values)), str(ty.dtype)),)
 
 
 def operator_item(function: str, var: relax.Var, call: relax.Call) -> Item:
     """Return what an operator multiplies; one of unknown sizes has no products."""
     name = str(call.op.name)
-    tensors = [a for a in call.args if isinstance(a.ty, relax.TensorType)]
+    tensors = tensors_of(list(call.args))
     shapes = [shape_of(expr) for expr in (*tensors, var)]
     known = [shape for shape in shapes if shape is not None]
     products: tuple[Product, ...] = ()
@@ -65,9 +93,9 @@ def operator_item(function: str, var: relax.Var, call: relax.Call) -> Item:
         dtype_of(tensors[0]) if tensors else "",
         storage=dtype_of(tensors[1]) if kind != "attention" and len(tensors) > 1 else "",
         products=products,
-        arrays=arrays_of(*tensors, var) if products else (),
+        arrays=arrays_of(*tensors, var),
         where=var.name,
-        note="" if products else "its sizes are not known",
+        note="" if products else "its operations are not known",
     )
 
 
@@ -98,10 +126,12 @@ def _matmul(left: Shape, right: Shape, out: Shape, *, turned: bool) -> Product:
 
 def _einsum(subscripts: str, shapes: Sequence[Shape]) -> tuple[Product, ...]:
     """Return the product of two tensors by their letters."""
-    found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", subscripts.replace(" ", ""))
+    found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)(?:->([a-zA-Z]*))?", subscripts.replace(" ", ""))
     if found is None or len(shapes) < 2:
         return ()
     first, second, out = found.groups()
+    if out is None:  # the letters that stand once
+        out = "".join(x for x in first + second if (first + second).count(x) == 1)
     size = dict(zip(first + second, [*shapes[0], *shapes[1]], strict=False))
 
     def sizes(letters: str) -> Extent:

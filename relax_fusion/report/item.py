@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from ..errors import GraphError, PipelineError
 from ..validation import read_json
 from ..workload import Workload
-from ..workload.dtypes import STORED_BYTES
+from ..workload.dtypes import stored_bytes
 from ..workload.json import from_json
 from .sizes import Extent, Values, names_in, value_of
 
@@ -63,7 +63,7 @@ class Array:
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
             return None
-        return math.prod(known) * STORED_BYTES.get(self.dtype, 1)
+        return math.prod(known) * stored_bytes(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,36 @@ def names_in(extent: Extent) -> frozenset[str]:
     return frozenset(names - {"T", *_CALLS})
 
 
+def renamed(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:
+    """Return a size with other sizes in the place of names, all at once.
+
+    Parameters
+    ----------
+    extent : int or str
+        The size, as TVM prints it.
+    sizes : mapping of str to int or str
+        What stands for names; those that it has not stay.
+    """
+    if isinstance(extent, int) or not names_in(extent) & sizes.keys():
+        return extent
+    found = ast.unparse(_Renaming(sizes).visit(ast.parse(extent, mode="eval")))
+    number = value_of(found, {})
+    return found if number is None else number
+
+
+class _Renaming(ast.NodeTransformer):
+    """Puts sizes in the place of names; functions are no sizes."""
+
+    def __init__(self, sizes: Mapping[str, Extent]):
+        self._sizes = sizes
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(str(self._sizes.get(node.id, node.id)), mode="eval").body
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        return ast.Call(node.func, [self.visit(arg) for arg in node.args], [])
+
+
 def times(*extents: Extent) -> Extent:
     """Return a product of sizes; what is 1 is left out."""
     number, names = 1, []

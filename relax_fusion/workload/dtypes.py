@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for the floating-point dtypes a workload may have."""
 
@@ -19,6 +21,18 @@ STORED_BYTES = {
     "int64": 8,
 }
 """Bytes of one element of what a kernel is handed: masks and packed words too."""
+
+
+_PRINTED = re.compile(r"[a-z]+(\d+)(?:_[a-z0-9]+)?(?:x(\d+))?")
+"""How TVM prints a dtype: ``uint64``, ``float8_e5m2``, ``float16x4``."""
+
+
+def stored_bytes(dtype: str) -> int:
+    """Return the bytes of one element of any dtype of TVM, also one that no workload may have."""
+    found = _PRINTED.fullmatch(dtype)
+    if dtype in STORED_BYTES or found is None:
+        return STORED_BYTES.get(dtype, 1)
+    return (int(found[1]) * int(found[2] or 1) + 7) // 8
 
 
 def accumulator(dtype: str) -> str:
