@@ -29,7 +29,7 @@ class Node:
     read_bytes, written_bytes : int
         Of all operands and results, each counted once, at `FunctionGraph.symbols`.
     flops : float
-        Of a matmul; 0 for the rest.
+        Of a matmul, a convolution or an attention; 0 for the rest.
     is_kernel : bool
         Whether it calls a kernel.
     """

@@ -12,6 +12,7 @@ from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
 from ..estimator.tile_plan import PLAN_ATTR
+from ..inventory.operators import COUNTED, operator_item
 from ..matching.expressions import substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node, Source, Text
@@ -119,7 +120,7 @@ def _node(
     """Return the record of one binding."""
     var, value = binding.var, binding.value
     is_kernel = is_call(value, *KERNELS, *OUTSIDE)
-    operands = [e for e in _operands(value) if not isinstance(e, relax.ShapeExpr)]
+    operands = [e for e in dict.fromkeys(_operands(value)) if not isinstance(e, relax.ShapeExpr)]
     ty = var.ty.fields[0] if isinstance(var.ty, ir.TupleType) and len(var.ty.fields) else var.ty
     tensor = isinstance(ty, relax.TensorType)
     return Node(
@@ -130,16 +131,19 @@ def _node(
         _shape(ty) if tensor else "",
         str(ty.dtype) if tensor else "",
         *_moved(value, [_bytes(e.ty, sizes) for e in operands], _bytes(var.ty, sizes)),
-        _flops(value, sizes),
+        _flops(var, value, sizes),
         is_kernel,
     )
 
 
 def _moved(value: relax.Expr, operands: Sequence[int], result: int) -> tuple[int, int]:
-    """Return the bytes that are read and written; of lookups and updates in place the part."""
+    """Return the bytes that are read and written; of lookups and updates in place the part.
+
+    An update whose operands are all of one size is of the whole.
+    """
     if is_call(value, "relax.call_tir_inplace"):
         changed = sum(size for size in operands if size < max(operands))
-        return changed, changed
+        return (changed, changed) if changed else (sum(operands), result)
     what = _what(value).removeprefix("nn.").rstrip("0123456789_")
     if what in PARTIAL:
         return min(sum(operands), result), result
@@ -222,11 +226,9 @@ def _dims(ty: relax.TensorType, sizes: Sizes) -> list[int]:
     return found
 
 
-def _flops(value: relax.Expr, sizes: Sizes) -> float:
-    """Return the floating-point operations of a matmul: two a product."""
-    if not is_call(value, "relax.matmul") or not isinstance(value.ty, relax.TensorType):
+def _flops(var: relax.Var, value: relax.Expr, sizes: Sizes) -> float:
+    """Return the floating-point operations of what multiplies matrices: two a product."""
+    if not is_call(value, *COUNTED):
         return 0.0
-    first = value.args[0].ty
-    if not isinstance(first, relax.TensorType) or not (left := _dims(first, sizes)):
-        return 0.0
-    return 2.0 * prod(_dims(value.ty, sizes)) * left[-1]
+    values = {size.name: number for size, number in sizes.items()}
+    return operator_item("", var, value).flops(values) or 0.0
