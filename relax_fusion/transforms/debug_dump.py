@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,12 +103,13 @@ def phase_runner(
         yield _run
         return
     dump = DebugDump(wanted.directory, wanted, mod, options)
-    report = ""
     try:
         yield dump.run
-        report = PAGE  # `paged` will write it
-    finally:
-        dump.write(report)
+    except BaseException:
+        with suppress(Exception):  # what a pass says is told, and not that its dump failed as well
+            dump.write("")
+        raise
+    dump.write(PAGE)  # `paged` will write it
 
 
 def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
@@ -136,13 +137,15 @@ class DebugDump:
     Raises
     ------
     PipelineError
-        If the module lacks a function that is wanted, or a file cannot be removed.
+        If the module lacks a function that is wanted, if the directory holds a page that no dump
+        wrote, or if a file cannot be removed.
     """
 
     def __init__(
         self, directory: Path, wanted: Wanted, mod: ir.IRModule, options: Mapping[str, str]
     ):
         wanted.check_functions(mod)
+        _check_pages(directory)
         for name in (*_MODULES, PASSES, INDEX, PAGE):
             _remove(directory / name)
         self._directory = directory
@@ -179,7 +182,11 @@ class DebugDump:
                 each.result()
         if self._wanted.phases and _short(file) not in self._wanted.phases:
             self._recorder = None
-            return _run(file, title, passes, mod)
+            for one in passes:
+                self._failed = name_of(one)
+                mod = _run(file, title, [one], mod)
+            self._failed = ""
+            return mod
         recorder = self._recorder or PassRecorder(mod, self._comparing, self._wanted.functions)
         self._recorder = recorder
         records: list[Future[PassRecord]] = []
@@ -225,6 +232,16 @@ def _part(mod: ir.IRModule, functions: Sequence[str]) -> ir.IRModule:
 
 def _write_module(path: Path, mod: ir.IRModule) -> None:
     _write(path, mod.script(show_meta=False) + "\n")
+
+
+def _check_pages(directory: Path) -> None:
+    """Refuse a directory of something else whose pages would be replaced."""
+    pages = [name for name in (INDEX, PAGE) if (directory / name).is_file()]
+    if pages and not any((directory / name).exists() for name in (PASSES, *_MODULES)):
+        raise PipelineError(
+            f"debug_dump: {directory} is no earlier dump, and its {pages[0]} would be replaced; "
+            "give another directory"
+        )
 
 
 def _remove(path: Path) -> None:

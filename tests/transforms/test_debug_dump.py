@@ -136,6 +136,44 @@ def test_a_pass_that_fails_is_named(tmp_path: Path) -> None:
     assert [p.name for p in record.phases[0].passes] == ["LegalizeOps"]
 
 
+def failing_pass() -> ir.transform.Pass:
+    def fail(_mod: tvm.IRModule, _context: object) -> tvm.IRModule:
+        raise relax_fusion.PipelineError("what the pass says")
+
+    return tvm.transform.module_pass(fail, opt_level=0, name="Failing")
+
+
+def test_a_pass_that_fails_is_told_though_the_dump_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    mod = module()
+    with (
+        pytest.raises(relax_fusion.PipelineError, match="what the pass says"),
+        phase_runner(Wanted(tmp_path / "file"), mod, {}) as run,
+    ):
+        run("debug-phase0.py", "trying", [failing_pass()], mod)
+
+
+def test_a_pass_that_fails_in_a_phase_that_is_not_dumped_is_named(tmp_path: Path) -> None:
+    mod, passes = module(), [tvm.relax.transform.LegalizeOps(), failing_pass()]
+    with (
+        pytest.raises(relax_fusion.PipelineError, match="what the pass says"),
+        phase_runner(Wanted(tmp_path, phases=("1",)), mod, {}) as run,
+    ):
+        run("debug-phase0.py", "trying", passes, mod)
+    assert read_passes(tmp_path).failed == "Failing"
+
+
+@pytest.mark.parametrize("name", ["index.html", "report.html"])
+def test_pages_of_something_else_are_not_replaced(tmp_path: Path, name: str) -> None:
+    """A site has an index, and what `compile` made has the page of its report."""
+    (tmp_path / name).write_text("of somebody else")
+    with pytest.raises(relax_fusion.PipelineError, match=f"no earlier dump, and its {name} would"):
+        relax_fusion.partition(module(), debug_dump=tmp_path, **PIPELINE)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (name, "of somebody else")
+    ]
+
+
 def test_what_fails_between_passes_leaves_no_link_to_a_report(tmp_path: Path) -> None:
     mod = module()
     dump = phase_runner(Wanted(tmp_path), mod, {})
