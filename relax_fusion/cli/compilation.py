@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RelaxFusionError
+from ..hardware.target import make_target
 from ..report import Item, Leftover, Report, Text
 from ..report.html.sources import kernel_texts
 from ..validation import json_text, read_file, read_json, shown
@@ -113,7 +116,7 @@ class Compilation:
             raise CliError(str(err), code=2) from err
         return found
 
-    @property
+    @cached_property
     def items(self) -> list[Item]:
         """What its functions multiply.
 
@@ -123,7 +126,10 @@ class Compilation:
             If the report does not say it.
         """
         try:
-            return [Item.from_record(each) for each in self.record["work"]]
+            found = [Item.from_record(each) for each in self.record["work"]]
+            for item in found:
+                item.check_dims()
+            return found
         except (TypeError, LookupError, AttributeError, ValueError, RelaxFusionError) as err:
             raise CliError(
                 f"{self.path} does not say what the functions multiply ({shown(str(err))}); "
@@ -135,6 +141,42 @@ class Compilation:
 def is_compiled(path: Path) -> bool:
     """Tell whether a path is a directory that `compile` made."""
     return (path / MANIFEST).is_file()
+
+
+_COMPILING = (
+    *("dtype", "quantization", "max_seq_len", "batch", "bound", "disable", "always_fuse"),
+    *("allow_tf32", "validate", "database", "autotune", "no_cuda_graph"),
+)
+"""Arguments that say how a model is compiled."""
+
+
+def check_unasked(args: argparse.Namespace, target: str, besides: Collection[str] = ()) -> None:
+    """Refuse arguments that say how a model is compiled, of one that is compiled already.
+
+    Parameters
+    ----------
+    args
+        Those of the command; ``source`` is the directory.
+    target : str
+        What it was compiled for, which may be said again.
+    besides : collection of str
+        Arguments that say something else to this command.
+
+    Raises
+    ------
+    CliError
+        If there is one.
+    """
+    asked = (name for name in _COMPILING if name not in besides and getattr(args, name, None))
+    given = next(asked, None)
+    if str(args.target) not in (str(make_target("llvm")), target):  # llvm by default
+        given = "target"
+    if given is not None:
+        raise CliError(
+            f"--{given.replace('_', '-')} says how a model is compiled, but {args.source} is "
+            "compiled already",
+            code=2,
+        )
 
 
 def read_compilation(text: str) -> Compilation:

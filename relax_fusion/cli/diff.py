@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..estimator import format_seconds
@@ -14,8 +13,7 @@ from ..validation import shown
 from .compilation import read_compilation
 from .console import Console, table
 from .difference import difference, is_equal
-from .manifest import MANIFEST, REPORT
-from .page import check_page, write_page
+from .page import check_written, write_page
 
 LOST = 1
 """The exit code where chains were lost."""
@@ -26,8 +24,7 @@ _MOST = 40
 
 def diff_command(args: argparse.Namespace, console: Console) -> int:
     """Compare ``args.a`` with ``args.b``."""
-    read = (Path(x) / name for x in (args.a, args.b) for name in ("", MANIFEST, REPORT))
-    check_page(args.html, *map(str, read))
+    check_written({"--html": args.html}, args.a, args.b)
     a, b = read_compilation(args.a), read_compilation(args.b)
     found = difference(a, b)
     told = {"equal": is_equal(found), **found}

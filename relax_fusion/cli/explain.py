@@ -30,13 +30,13 @@ from .build import guarded
 from .compilation import report_record
 from .console import Console, table
 from .model_arguments import asked
-from .page import check_page, write_page
+from .page import check_written, write_page
 from .source import bounds, described, longest, open_source
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
-    check_page(args.html, args.source)
+    check_written({"--html": args.html}, args.source, args.database)
     source = open_source(args.source)
     source.check(args)
     device = device_of(args.target)

@@ -18,8 +18,9 @@ from ..pipeline import phase0_annotate, phase1_fuse
 from ..report import Item, Report, leftovers_table
 from ..validation import json_text
 from .build import guarded
-from .compilation import is_compiled, read_compilation
+from .compilation import check_unasked, is_compiled, read_compilation
 from .console import CliError, Console
+from .page import check_written
 from .source import ConfigSource, bounds, described, open_source
 from .traffic import Traffic, read_traffic
 from .workload_sizes import BATCHES, LENGTHS, Points, points_of
@@ -64,6 +65,8 @@ def workloads_command(args: argparse.Namespace, console: Console) -> int:
     """Print, and write, what ``args.source`` multiplies."""
     if args.csv == "-" and args.json == "-":
         raise CliError("--csv - and --json - cannot both be stdout; give one a file", code=2)
+    files = {"--csv": args.csv, "--json": args.json}
+    check_written(files, args.source, args.record, stdout=files)
     given = [name for name in ("batch", "seq") if getattr(args, name) is not None]
     given += ["size"] * bool(args.size)
     if args.record is not None and given:
@@ -146,6 +149,7 @@ def _model(args: argparse.Namespace, console: Console, target: Target | None = N
 def _compiled(args: argparse.Namespace) -> Model:
     """Read what a compilation recorded; it has its target, and sizes that are numbers."""
     found = read_compilation(args.source)
+    check_unasked(args, str(found.fact("target")), besides=("batch",))
     target, source = make_target(found.fact("target")), str(found.fact("source"))
     report = Report(work=found.items, leftovers=found.leftovers)
     dtype = str(found.fact("dtype"))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict
 
 from ..errors import GraphError, PipelineError
-from ..validation import read_json
+from ..validation import read_json, shown
 from ..workload import Workload
 from ..workload.dtypes import stored_bytes
 from ..workload.json import from_json
@@ -140,6 +140,20 @@ class Item:
         found = {name: value_of(size, values) for name, size in self.dims}
         known = {name: size for name, size in found.items() if size is not None}
         return known if len(known) == len(found) else None
+
+    def check_dims(self) -> None:
+        """Refuse a workload that is none, or whose dynamic dimensions are not all known.
+
+        Raises
+        ------
+        RelaxFusionError
+            If it is one of these.
+        """
+        ranged = self.work.ranged.values() if self.work is not None else ()
+        names = {size if isinstance(size, int) else size.name for size in ranged}
+        missing = [n for n in names if isinstance(n, str) and n not in dict(self.dims)]
+        if missing:
+            raise PipelineError(f"dims of {self.chain} has no {shown(sorted(missing)[0])}")
 
     def flops(self, values: Values) -> float | None:
         """Return the floating-point operations of its matmuls; None where they are not known.

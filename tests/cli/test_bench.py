@@ -155,6 +155,17 @@ def test_what_is_refused_of_a_decoder(decoder, capsys, arguments, says):
     assert says in capsys.readouterr().err
 
 
+def test_a_compiled_directory_is_not_written_to(decoder, tmp_path, capsys):
+    for option, name in (("--html", "report.html"), ("--json", "manifest.json")):
+        before = (decoder / name).read_bytes()
+        assert main(["bench", str(decoder), option, str(decoder / name)]) == 2
+        assert "would replace what is read" in capsys.readouterr().err
+        assert (decoder / name).read_bytes() == before
+    both = str(tmp_path / "both")
+    assert main(["bench", str(decoder), "--json", both, "--html", both]) == 2
+    assert f"--json and --html are both {both}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [

@@ -209,6 +209,57 @@ def test_a_damaged_report_is_named(
     assert says in told and str(out) in told
 
 
+@pytest.mark.parametrize("name", ["dims", "workload"])
+@links
+def test_a_damaged_workload_is_named(compiled, tmp_path: Path, capsys, name: str) -> None:
+    out = tmp_path / "damaged"
+    shutil.copytree(compiled, out)
+    report = json.loads((out / "report.json").read_text())
+    for item in report["work"]:
+        if name == "dims":
+            item["dims"] = []
+        elif item["workload"] is not None:
+            item["workload"]["dtype"] = "float5"
+    write_json(out / "report.json", report)
+    for arguments in ([], ["--on", "h100"]):
+        told = error([str(out), *arguments], capsys)
+        assert "does not say what the functions multiply" in told and str(out) in told
+
+
+@pytest.mark.parametrize(
+    "option, given", [("target", "h200"), ("dtype", "float16"), ("disable", "FuseGatedFFN")]
+)
+@links
+def test_what_is_compiled_is_not_chosen_anew(compiled, capsys, option: str, given: str) -> None:
+    told = error([compiled, f"--{option}", given], capsys)
+    assert f"--{option} says how a model is compiled, but {compiled} is compiled already" in told
+
+
+@links
+def test_files_that_are_read_are_not_replaced(compiled, config, tmp_path: Path, capsys) -> None:
+    for source in (compiled, f"{compiled}/manifest.json"):
+        before = {path: path.read_bytes() for path in Path(compiled).iterdir()}
+        for name in ("manifest.json", "report.json", "report.html", "lib.so"):
+            command = "workloads" if source == compiled else "diff"
+            others = ["--csv"] if command == "workloads" else [source, "--html"]
+            file = f"{compiled}/{name}"
+            assert main([command, source, *others, file, "-q"]) == 2
+            assert f"{others[-1]} {file} would replace what is read" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in Path(compiled).iterdir()} == before
+    folder = str(Path(config).parent)
+    assert "would replace what is read" in error([folder, "--json", config], capsys)
+    assert main(["explain", folder, "--html", config, "-q"]) == 2
+    assert "would replace what is read" in capsys.readouterr().err
+    assert json.loads(Path(config).read_text()) == CONFIG
+
+
+def test_two_results_do_not_go_to_one_file(config, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "both"
+    told = error([config, "--csv", str(file), "--json", str(file.parent / "." / "both")], capsys)
+    assert f"--csv and --json are both {file}" in told and not file.exists()
+    assert "must be a file in a directory" in error([config, "--csv", str(file / "x")], capsys)
+
+
 @links
 def test_calls_with_arrays_are_recorded(tmp_path: Path, capsys) -> None:
     model, out = write_onnx(tmp_path / "model.onnx"), str(tmp_path / "out")

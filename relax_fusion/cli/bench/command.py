@@ -20,11 +20,12 @@ from ...transforms.debug_dump import PAGE
 from ...validation import json_text
 from ..artifact import replace_file, when_interrupted
 from ..build import require_linker
-from ..compilation import is_compiled
+from ..compilation import check_unasked, is_compiled
 from ..compile import UNASKED, compile_to, compiled_of
 from ..console import CliError, Console, first_line
 from ..library import device_for, device_here
-from ..manifest import Compiled, Manifest, check_files, read_manifest
+from ..manifest import Compiled, check_files, read_manifest
+from ..page import check_written
 from ..source import Source, open_source
 from .contenders import (
     OURS,
@@ -42,18 +43,12 @@ from .results import Results
 from .subject import Subject, sizes_of
 from .torch_peers import MODES, TorchPeers
 
-_COMPILING = (
-    *("dtype", "quantization", "max_seq_len", "batch", "bound", "disable", "always_fuse"),
-    *("allow_tf32", "validate", "database", "autotune", "no_cuda_graph"),
-)
-"""Arguments that say how a model is compiled."""
-
 
 def bench_command(args: argparse.Namespace, console: Console) -> int:
     """Measure what a directory holds, or what a model is compiled to."""
     use_all_cores()  # before TVM has made its threads
-    _check_file("--json", args.json)
-    _check_file("--html", args.html)
+    files = {"--json": args.json, "--html": args.html}
+    check_written(files, args.source, args.database, stdout=("--json",))
     with tempfile.TemporaryDirectory(prefix="relax-fusion-bench-") as folder:
         results = Results(_subject(args, Path(folder), console))
         with _partly(results, args, console):
@@ -63,20 +58,13 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
     return 0 if results.agrees else 1
 
 
-def _check_file(option: str, file: str | None) -> None:
-    if file is None or (file == "-" and option == "--json"):
-        return
-    if file == "-" or Path(file).is_dir() or not Path(file).parent.is_dir():
-        raise CliError(f"{option} {file} must be a file in a directory that exists", code=2)
-
-
 def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subject:
     """Return what is measured; a model is compiled first."""
     source, model = None, None
     directory = Path(args.source)
     if is_compiled(directory):
         manifest = read_manifest(directory)
-        _check_compiled(args, manifest)
+        check_unasked(args, manifest.target)
     else:
         directory = folder / "out"
         source, model = _compile(args, directory, console)
@@ -92,18 +80,6 @@ def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subjec
 
 def _sizes(compiled: Compiled, args: argparse.Namespace) -> dict[str, int]:
     return sizes_of(compiled, args.prompt, args.new_tokens, dict(args.size))
-
-
-def _check_compiled(args: argparse.Namespace, manifest: Manifest) -> None:
-    given = next((name for name in _COMPILING if getattr(args, name)), None)
-    if str(args.target) not in (str(make_target("llvm")), manifest.target):  # llvm by default
-        given = "target"
-    if given is not None:
-        raise CliError(
-            f"--{given.replace('_', '-')} says how a model is compiled, but {args.source} is "
-            "compiled already",
-            code=2,
-        )
 
 
 def _compile(args: argparse.Namespace, out: Path, console: Console) -> tuple[Source, Any]:
