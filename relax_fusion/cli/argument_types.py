@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 from contextlib import redirect_stdout
+from typing import Any
 
 from tvm.target import Target
 
@@ -21,6 +22,23 @@ def target(name: str) -> Target:
             return make_target(name)
     except TargetError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
+
+
+class Named(argparse.Action):
+    """Collects NAME=VALUE, each name once: which of two values is meant cannot be known."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _option: str | None = None,
+    ) -> None:
+        """Add what was read of one option to those before."""
+        found = list(getattr(namespace, self.dest) or ())
+        if values[0] in dict(found):
+            raise argparse.ArgumentError(self, f"{shown(values[0])} is given twice")
+        setattr(namespace, self.dest, [*found, values])
 
 
 def path(text: str) -> str:

@@ -12,7 +12,7 @@ from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..quantization import QUANTIZATIONS
-from .argument_types import bound, names, path, positive, target
+from .argument_types import Named, bound, names, path, positive, target
 from .console import Console
 from .source import ZOO
 
@@ -126,7 +126,7 @@ def add_model_arguments(
         )
     parser.add_argument(
         "--bound",
-        action="append",
+        action=Named,
         type=bound,
         default=[],
         metavar="NAME=N",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .argument_types import devices, named_range, path, size_range
+from .argument_types import Named, devices, named_range, path, size_range
 from .diff import diff_command
 from .inspect import inspect_command
 from .model_arguments import Commands, add_model_arguments, command
@@ -65,7 +65,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--size",
-        action="append",
+        action=Named,
         type=named_range,
         default=[],
         metavar="NAME=N[..M]",

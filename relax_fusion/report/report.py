@@ -147,6 +147,9 @@ class Report:
     def calls_to_json(self) -> str:
         """Return what one call of each function is predicted to take as JSON: a list of objects.
 
+        A function that runs no fused kernel is not in it: nothing says how many rows it has.  What
+        functions of the module take that it calls is in their own entries.
+
         ``function``, ``rows``
             Its name, and how many rows its matmuls have in this call.
         ``seconds``, ``fused_s``, ``rest_s``

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -155,6 +157,30 @@ def test_what_is_refused_of_a_decoder(decoder, capsys, arguments, says):
     assert says in capsys.readouterr().err
 
 
+def test_a_page_without_a_place_is_told_before_anything_is_measured(decoder, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(decoder, out)
+    page = out / "report.html"
+    for says in ("report.html is damaged", "report.html cannot be read (No such file"):
+        page.write_text("<p>cut") if "damaged" in says else page.unlink()
+        arguments = ["--against", "none", "--html", str(tmp_path / "times.html"), "--no-kernels"]
+        assert main(["bench", str(out), *arguments]) == 1
+        told = capsys.readouterr()
+        assert says in told.err and "compile the model again" in told.err
+        assert "loading the library" not in told.err and not (tmp_path / "times.html").exists()
+
+
+def test_times_are_printed_though_a_file_cannot_be_written(decoder, tmp_path, monkeypatch, capsys):
+    def full(file: str, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", file)
+
+    monkeypatch.setattr("relax_fusion.cli.bench.command.replace_file", full)
+    arguments = ["--against", "none", "--json", str(tmp_path / "times.json"), "--no-kernels"]
+    assert main(["bench", str(decoder), *arguments, *QUICK]) == 1
+    told = capsys.readouterr()
+    assert "time to first token" in told.out and "No space left" in told.err
+
+
 def test_a_compiled_directory_is_not_written_to(decoder, tmp_path, capsys):
     for option, name in (("--html", "report.html"), ("--json", "manifest.json")):
         before = (decoder / name).read_bytes()
@@ -172,6 +198,7 @@ def test_a_compiled_directory_is_not_written_to(decoder, tmp_path, capsys):
         (["--prompt", "4"], "tiny generates no text: --prompt and --new-tokens are for models"),
         (["--size", "rows=4"], "--size names 'rows'; the symbolic sizes of tiny are seq_len"),
         (["--size", "seq_len=17"], "--size seq_len=17: tiny takes from 1 to 16"),
+        (["--size", "seq_len=3", "--size", "seq_len=4"], "--size: 'seq_len' is given twice"),
     ],
 )
 def test_what_is_refused_of_an_encoder(encoder, capsys, arguments, says):

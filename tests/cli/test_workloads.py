@@ -136,6 +136,7 @@ def test_devices_are_priced_and_marked(config, capsys) -> None:
         (["--size", "rows=3"], "the symbolic sizes are seq_len, total_len"),
         (["--on", "h100,,a100"], "no list of devices"),
         (["--csv", "-", "--json", "-"], "cannot both be stdout"),
+        (["--size", "seq_len=1..4", "--size", "seq_len=3"], "--size: 'seq_len' is given twice"),
         (["--record", "nowhere.json"], "nowhere.json cannot be read"),
         (["--record", "x.json", "--seq", "3"], "leave out --seq"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ...validation import shown
-from ..argument_types import bound, natural, path, positive
+from ..argument_types import Named, bound, natural, path, positive
 from ..model_arguments import SRC_HELP, Commands, add_measured, add_model_arguments, command
 from .command import bench_command
 from .contenders import PEERS
@@ -68,7 +68,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--size",
-        action="append",
+        action=Named,
         type=bound,
         default=[],
         metavar="NAME=N",

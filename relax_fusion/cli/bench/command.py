@@ -14,7 +14,7 @@ from typing import Any
 from ...frontends import ImportedModel
 from ...hardware.target import make_target
 from ...models.threads import use_all_cores
-from ...report.html.measured import with_measured
+from ...report.html.measured import has_place, with_measured
 from ...timing import in_turn
 from ...transforms.debug_dump import PAGE
 from ...validation import json_text
@@ -51,11 +51,23 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
     check_written(files, args.source, args.database, stdout=("--json",))
     with tempfile.TemporaryDirectory(prefix="relax-fusion-bench-") as folder:
         results = Results(_subject(args, Path(folder), console))
+        if args.html is not None:
+            _check_page(results.subject.directory / PAGE)
         with _partly(results, args, console):
             _measure(results, args, console)
         with results.told:
             _tell(results, args, console)
     return 0 if results.agrees else 1
+
+
+def _check_page(page: Path) -> None:
+    """Refuse, before anything is measured, a page that times cannot be put into."""
+    try:
+        is_ready, why = has_place(page.read_text(encoding="utf-8", errors="replace")), "is damaged"
+    except OSError as err:
+        is_ready, why = False, f"cannot be read ({err.strerror})"
+    if not is_ready:
+        raise CliError(f"{page} {why}; compile the model again, or leave out --html")
 
 
 def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subject:
@@ -176,14 +188,11 @@ def _partly(results: Results, args: argparse.Namespace, console: Console) -> Ite
 
 
 def _tell(results: Results, args: argparse.Namespace, console: Console) -> None:
-    """Write the files, and print what was measured."""
+    """Print what was measured, then write the files, which may fail."""
     record = results.to_record()
-    if args.json == "-":
-        console.result(json_text(record))
-    elif args.json is not None:
+    console.result(json_text(record) if args.json == "-" else results.text())
+    if args.json not in (None, "-"):
         replace_file(args.json, json_text(record) + "\n")
     if args.html is not None:
         page = (results.subject.directory / PAGE).read_text(encoding="utf-8")
         replace_file(args.html, with_measured(page, record))
-    if args.json != "-":
-        console.result(results.text())

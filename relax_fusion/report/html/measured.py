@@ -18,6 +18,11 @@ _TITLES = {"prefill": "Time to first token", "decode": "Each token after it"}
 _CHAINS = re.compile(r'id="(\w+)" data-kernel="([^"]*)"')
 
 
+def has_place(page: str) -> bool:
+    """Tell whether measured times can be put into a page: another version's may have no place."""
+    return LINK in page and SECTION in page
+
+
 def with_measured(page: str, record: Mapping[str, Any]) -> str:
     """Return the page of a report with a section of what was measured.
 
@@ -33,7 +38,7 @@ def with_measured(page: str, record: Mapping[str, Any]) -> str:
     PipelineError
         If the page has no place for it: another version made it.
     """
-    if LINK not in page or SECTION not in page:
+    if not has_place(page):
         raise PipelineError("the page has no place for measured times; compile the model again")
     chains = {unescape(kernel): name for name, kernel in _CHAINS.findall(page)}
     section = made_page("measured.html", (), data=_data(record), chains=chains)
