@@ -151,8 +151,13 @@ def _moved(value: relax.Expr, operands: Sequence[int], result: int) -> tuple[int
 
 
 def _bindings(body: relax.Expr) -> Iterator[relax.Binding]:
+    """Yield the bindings of a body in order, those of both branches in front of a condition."""
     for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-        yield from block.bindings
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from _bindings(binding.value.true_branch)
+                yield from _bindings(binding.value.false_branch)
+            yield binding
 
 
 def _operands(value: relax.Expr) -> Iterator[relax.Expr]:
@@ -174,6 +179,8 @@ def _variables(value: relax.Expr) -> Iterator[relax.Var]:
             yield from _variables(item)
     elif isinstance(value, relax.If):
         yield from _variables(value.cond)
+        for branch in (value.true_branch, value.false_branch):
+            yield from _variables(branch.body if isinstance(branch, relax.SeqExpr) else branch)
     elif isinstance(value, relax.Call):
         for arg in value.args:
             yield from _variables(arg)

@@ -52,9 +52,25 @@ class Module:
 """
 
 
-def nodes() -> dict[str, Node]:
+BRANCHES = """
+@I.ir_module
+class Module:
+    @R.function
+    def main(
+        c: R.Tensor((), "bool"), x: R.Tensor((4, 64), "float32"), w: R.Tensor((64, 64), "float32")
+    ):
+        z = R.add(x, x)
+        if c:
+            y = R.matmul(z, w)
+        else:
+            y = R.multiply(z, z)
+        return y
+"""
+
+
+def nodes(module: str = MODULE) -> dict[str, Node]:
     graphs: list[FunctionGraph] = []
-    RecordGraph(graphs)(from_source(MODULE))
+    RecordGraph(graphs)(from_source(module))
     (graph,) = graphs
     return {node.name: node for node in graph.nodes}
 
@@ -79,3 +95,12 @@ def test_all_that_multiplies_matrices_has_operations() -> None:
         "places": 2.0 * 64 * 64 * 64 * 9,
         "seen": 2.0 * 2 * 4 * 16 * 16 * 32,
     }
+
+
+def test_branches_are_in_the_graph() -> None:
+    """What only one of them runs is there, as it is among the launches."""
+    found = nodes(BRANCHES)
+    assert [node.op for node in found.values()] == ["add", "matmul", "multiply", "if"]
+    _, product, square, choice = found.values()
+    assert product.flops == 2.0 * 4 * 64 * 64 and product.reads == square.reads == ("z",)
+    assert choice.reads == (product.name, square.name) and choice.weights == ("c",)
