@@ -184,10 +184,10 @@ def planned(
     Returns
     -------
     tuple
-        The prediction, and the plan as text; None and nothing where a size is not known.
+        The prediction, and the plan as text; None and nothing where a size is not known, or 0.
     """
     sizes = item.sizes(values)
-    if sizes is None:
+    if sizes is None or 0 in sizes.values():
         return None, ""
     size = _size(work, sizes)
     plan = plans.plan_for(**box_sizes(work, size))

@@ -158,6 +158,8 @@ class Item:
     def flops(self, values: Values) -> float | None:
         """Return the floating-point operations of its matmuls; None where they are not known.
 
+        Those of keys that a causal attention hides are among them, unlike on the page of a report.
+
         Parameters
         ----------
         values : mapping of str to int

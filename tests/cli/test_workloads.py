@@ -210,6 +210,15 @@ def test_a_damaged_report_is_named(
     assert says in told and str(out) in told
 
 
+@links
+def test_calls_of_nothing_have_no_price(compiled, tmp_path: Path, capsys) -> None:
+    """An empty array can be given to a model, and is recorded."""
+    calls = {"prefill": [{"sizes": {"seq_len": 0, "total_len": 0}, "calls": 2}]}
+    file = write_json(tmp_path / "met.json", {"source": "tiny", "functions": calls, "format": 1})
+    text = told([compiled, "--record", str(file), "--on", "h100,llvm"], capsys)
+    assert text.count("calls not priced") == 2 and "seq_len = 0" in text  # on each device
+
+
 @pytest.mark.parametrize("name", ["dims", "workload"])
 @links
 def test_a_damaged_workload_is_named(compiled, tmp_path: Path, capsys, name: str) -> None:
