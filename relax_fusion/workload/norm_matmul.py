@@ -225,13 +225,8 @@ class NormMatmul(Described):
         return found
 
     def _at(self, count: Callable[[Graph, Sizes], Any], sizes: Sizes) -> Any:
-        """Count what is only known at run time and follows from no size.
-
-        Columns are as many as they are priced for, and angles at most as many as there are rows.
-        """
+        """Count columns that are only known at run time as many as they are priced for."""
         found = {f"columns{i}": p.columns for i, p in enumerate(self.outputs)}
-        if "rows" in sizes:
-            found |= {f"positions{i}": sizes["rows"] for i in range(len(self.outputs))}
         return super()._at(count, {**found, **sizes})
 
     def _graph(self) -> Graph:

@@ -12,13 +12,14 @@ from math import inf, nan
 
 import pytest
 
-from relax_fusion import Decision, Decline, Reason, Report
+from relax_fusion import Decision, Decline, Reason, Report, make_target
 from relax_fusion.estimator import AttentionSize
 from relax_fusion.estimator.registry import candidates
 from relax_fusion.estimator.survey import survey
 from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.models import config_from_dict, export
 from relax_fusion.report import FunctionGraph, Leftover, Material, Node
-from relax_fusion.report.html import numbers, page_data
+from relax_fusion.report.html import kernels, numbers, page_data
 from relax_fusion.report.html.charts import plans_over_rows
 from relax_fusion.report.html.floors import floor_of
 from relax_fusion.report.html.functions import LIMITS, calls_of
@@ -28,6 +29,7 @@ from relax_fusion.report.html.remedies import REMEDIES, remedy_of_leftover
 from relax_fusion.report.html.svg import Scale, tag
 from relax_fusion.workload import Attention, DynamicDim
 
+from ..inventory.test_hand_counts import CONFIGS, report_of
 from .page_support import NASTY, report_for, source
 
 VOID = {"meta", "link", "input", "br", "img"}
@@ -158,6 +160,27 @@ def test_no_call_has_fewer_rows_than_sequences() -> None:
     several = replace(attention.predictions[0], size=AttentionSize(8, 1, 128))
     both = [replace(attention, predictions=(several,)), matmul]
     assert [c["rows"] for c in calls_of(Report(both))][:3] == [8, 16, 64]
+
+
+def test_rotated_rows_of_several_sequences_have_a_floor() -> None:
+    """Their kernel is told the rows, and not how many positions of a table they read."""
+    exported = export(config_from_dict(CONFIGS["llama"]), dtype="float16", max_seq_len=32, batch=2)
+    found = [d.workload for d in report_of(exported.mod, make_target("h200")).fused]
+    work = next(w for w in found if w is not None and "positions0" in w.graph.dims)
+    floor = floor_of(work, report_for("h200").material.spec, 64)
+    assert floor is not None
+    assert floor.bytes == sum(work.bytes(rows=64, positions0=1).values())
+
+
+def test_a_kernel_without_a_floor_leaves_none_to_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = report_for("h200")
+    assert all(call["floor_s"] for call in calls_of(report))
+    real, first = kernels.floor_of, report.fused[0].workload
+    monkeypatch.setattr(kernels, "floor_of", lambda w, *a: None if w == first else real(w, *a))
+    (function,) = page_data(report)["functions"]
+    for call in function["calls"]:
+        assert call["fused_s"] > 0
+        assert (call["floor_s"], call["share"], call["bytes"], call["flops"]) == (None,) * 4
 
 
 def test_keys_that_nobody_sees_are_in_no_floor() -> None:

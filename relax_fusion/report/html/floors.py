@@ -57,11 +57,14 @@ def peak_flops(work: Workload, spec: DeviceSpec) -> float:
 
 
 def floor_of(work: Workload | None, spec: DeviceSpec | None, size: Size) -> Floor | None:
-    """Return the floor at a size; None where the device or the workload is not known."""
+    """Return the floor at a size; None where the device or the workload is not known.
+
+    Of dimensions that the size does not tell, such as the positions of rotated rows, it has one.
+    """
     if work is None or spec is None:
         return None
     try:
-        sizes = sizes_of(work, size)
+        sizes = dict.fromkeys(work.graph.dims, 1) | sizes_of(work, size)
         moved = float(sum(_seen(work, sizes).bytes(**sizes).values()))
         flops = float(matmul_flops(work.graph, sizes, visible=True))
     except (RelaxFusionError, TypeError):

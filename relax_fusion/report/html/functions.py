@@ -100,8 +100,9 @@ def call_at(
     function: str, kernels: Sequence[Kernel], others: Sequence[Mapping[str, Any]], rows: int
 ) -> dict[str, Any]:
     """Return what one call costs at so many rows; kernels of fixed sizes have their own."""
-    fused = floor = moved = flops = 0.0
+    fused = moved = flops = 0.0
     unfused: float | None = 0.0
+    floor: float | None = 0.0
     bounds: dict[str, float] = {}
     parts: list[dict[str, Any]] = []
     for kernel in kernels:
@@ -115,7 +116,9 @@ def call_at(
         bounds[limit] = bounds.get(limit, 0.0) + n * seconds
         apart = numbers.number(point.unfused_s)
         unfused = unfused + n * apart if unfused is not None and apart is not None else None
-        if point.floor is not None:
+        if point.floor is None:
+            floor = None
+        elif floor is not None:
             floor += n * point.floor.seconds
             moved, flops = moved + n * point.floor.bytes, flops + n * point.floor.flops
         parts.append({"id": kernel.id, "seconds": n * seconds, "count": n})
@@ -129,8 +132,8 @@ def call_at(
         "unfused_s": unfused,
         "floor_s": floor or None,
         "share": floor / fused if fused and floor else None,
-        "bytes": moved or None,
-        "flops": flops or None,
+        "bytes": moved if floor else None,
+        "flops": flops if floor else None,
         "limits": [
             [name, bounds[name] / fused] for name in sorted(bounds, key=lambda b: -bounds[b])
         ]
