@@ -95,8 +95,8 @@ def _is_load_of(value: tirx.Expr, buffer: tirx.Var) -> bool:
 
 
 def _multiplies(value: tirx.Mul) -> bool:
-    """Tell whether both factors are elements of tensors, and not of the same one."""
-    first, second = ({str(load.source) for load in loads_of(part)} for part in (value.a, value.b))
+    """Tell whether both factors are elements of tensors, and not the same, as of a square."""
+    first, second = ({str(load) for load in loads_of(part)} for part in (value.a, value.b))
     return bool(first) and bool(second) and first != second
 
 

@@ -101,3 +101,42 @@ def test_calls_of_other_libraries() -> None:
         "other.two": 4 * (256 + 32 + 2),
         "other.unknown": None,
     }
+
+
+GRAM = """
+@I.ir_module
+class Module:
+    @T.prim_func(private=True, s_tir=True)
+    def gram(x: T.Buffer((16, 64), "float32"), y: T.Buffer((16, 16), "float32")):
+        for i, j, k in T.grid(16, 16, 64):
+            with T.sblock("y"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    y[vi, vj] = T.float32(0)
+                y[vi, vj] = y[vi, vj] + x[vi, vk] * x[vj, vk]
+
+    @T.prim_func(private=True, s_tir=True)
+    def squares(x: T.Buffer((16, 64), "float32"), y: T.Buffer((16,), "float32")):
+        for i, k in T.grid(16, 64):
+            with T.sblock("y"):
+                vi, vk = T.axis.remap("SR", [i, k])
+                with T.init():
+                    y[vi] = T.float32(0)
+                y[vi] = y[vi] + x[vi, vk] * x[vi, vk]
+
+    @R.function
+    def main(x: R.Tensor((16, 64), "float32")):
+        cls = Module
+        with R.dataflow():
+            y = R.call_tir(cls.gram, (x,), out_ty=R.Tensor((16, 16), "float32"))
+            z = R.call_tir(cls.squares, (x,), out_ty=R.Tensor((16,), "float32"))
+            R.output(y, z)
+        return y, z
+"""
+
+
+def test_rows_by_rows_of_one_matrix_in_a_function_of_tir() -> None:
+    """A sum of squares, as norms have it, is no matmul."""
+    (item,) = work(from_source(GRAM))
+    assert (item.chain, item.flops({})) == ("gram", 2 * 16 * 16 * 64)
+    assert item.bytes({}) == 4 * (16 * 64 + 16 * 16)
