@@ -29,7 +29,16 @@ LARGER_TOGETHER = replace(LARGER, outputs=(QUERIES, KEYS, plain(128)))
 LARGER_TWO = replace(LARGER, norm=None, outputs=(plain(192, "bias"), plain(72, "gelu", "residual")))
 ADAPTED = [replace(plain(384, "bias", "residual"), adapter=Adapter(r, "nk", 0.5)) for r in (16, 72)]
 LARGER_ADAPTED = replace(LARGER, norm=None, outputs=(*ADAPTED, plain(72)))
+UNALIGNED = replace(LARGER, outputs=(plain(385, "bias"),))
+UNALIGNED_WORKS = {
+    "unaligned": UNALIGNED,
+    "unaligned_float32": replace(UNALIGNED, out_dtype="float32"),
+    "unaligned_pairs": replace(UNALIGNED, outputs=(plain(386, "bias", "gelu"),)),
+    "unaligned_residual": replace(UNALIGNED, outputs=(plain(390, "bias", "gelu", "residual"),)),
+    "unaligned_gated": replace(LARGER_GATED, n=193),
+}
 LARGER_WORKS = {
+    **UNALIGNED_WORKS,
     "norm_matmul": LARGER,
     "gated": LARGER_GATED,
     "rotated": LARGER_ROTATED,

@@ -90,6 +90,11 @@ UNPAIRED = 10
 """Multiprocessors that clusters of more than two blocks leave idle: their number in each part of
 the device is no multiple of the blocks.  Seen in that 128 blocks did not run at once."""
 
+UNALIGNED_STORES_PER_CLOCK = 0.65
+"""Of a multiprocessor, where rows of results are no multiples of 16 bytes: threads store what lies
+far apart.  0.55 to 0.85 of it for 2305 to 50257 columns, alone or in pairs
+(`2026-11-28-unaligned_rows.json`)."""
+
 FILL_S = 1.8e-6
 """From the start of a kernel to its full stride, and from there to its last store."""
 
@@ -185,12 +190,19 @@ def launches(tile: Tile, shape: MatmulShape, dev: DeviceSpec, rows: Any) -> Laun
     if shape.has_norm:
         moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
         seconds = seconds + dev.launch_s + moved / bandwidth
+    seconds = seconds + rows * _unaligned_s(shape, dev)
     moved = shape.weight_bytes + rows * shape.row_bytes
     seconds = np.maximum(seconds, dev.launch_s + moved / bandwidth)
     if shape.unpacked_bytes:  # by a kernel in front, which writes them
         unpacked = (shape.weight_bytes + shape.unpacked_bytes) / bandwidth
         seconds = seconds + dev.launch_s + unpacked
     return found._replace(seconds=seconds)
+
+
+def _unaligned_s(shape: MatmulShape, dev: DeviceSpec) -> float:
+    """Return what the stores of a row of results take where it is no multiple of 16 bytes."""
+    stores = sum(n // (n & -n) for n in shape.n_parts if n * shape.out_bytes % 16)
+    return stores / (UNALIGNED_STORES_PER_CLOCK * dev.clock_hz * dev.sm_count)
 
 
 def _launch(tile: Tile, shape: MatmulShape, dev: DeviceSpec, rows: Any, n: int) -> Launch:

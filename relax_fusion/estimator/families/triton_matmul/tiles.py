@@ -49,6 +49,10 @@ SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persist
 """Shared memory beside the stages: barriers and layout conversions."""
 
 
+UNALIGNED_RESERVE_BYTES = 33 << 10
+"""The same of a persistent tile whose results change hands as single elements, or few."""
+
+
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps behind the bias that comes first, which kernels add by themselves."""
     return steps[1:] if steps[:1] == ("bias",) else steps
@@ -124,11 +128,19 @@ def triton_plan(
     )
 
 
+def is_unaligned(shape: MatmulShape) -> bool:
+    """Tell whether some rows of results are no multiples of 16 bytes."""
+    return any(n * shape.out_bytes % 16 for n in shape.n_parts)
+
+
 def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the shared memory of one thread block: the stages of both operands, and the rest."""
     if plan.family == "gemv":
         return 0
-    used = stage_bytes(plan, shape) * plan.num_stages + SMEM_RESERVE_BYTES[plan.family]
+    reserve = SMEM_RESERVE_BYTES[plan.family]
+    if plan.family == "persistent" and is_unaligned(shape):
+        reserve = UNALIGNED_RESERVE_BYTES
+    used = stage_bytes(plan, shape) * plan.num_stages + reserve
     # The tile on its way from accumulators to rows
     return used + 4 * plan.block_m * 64 if plan.family == "stream" else used
 
