@@ -15,6 +15,9 @@ from ..validation import shown
 from .compilation import Compilation
 from .console import CliError
 
+SHARED = ("source", "device", "dtype", "quantization")
+"""What two compilations are told to have in common."""
+
 FACTS = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
 """What has to be the same for two compilations to be of one model for one target."""
 
@@ -63,6 +66,7 @@ def difference(a: Compilation, b: Compilation) -> dict[str, Any]:
     Returns
     -------
     dict
+        ``both``: model, device and dtype where they are the same.
         ``facts``: name of a fact or an option, and its value in A and in B, where they differ.
         ``lost``, ``gained`` and ``replaced``: chains with counts, and the predicted seconds of one
         by size; a replaced one is no kernel in B, where as many operations of its function are in
@@ -108,6 +112,7 @@ def _difference(a: Compilation, b: Compilation) -> dict[str, Any]:
                 plans += _plans(key, one, two)
                 times += _times(key, one, two)
     return {
+        "both": {n: a.fact(n) for n in SHARED if a.fact(n) == b.fact(n) is not None},
         "facts": _facts(a, b),
         "lost": [c for c in fewer if c["function"] in dropped],
         "replaced": [c for c in fewer if c["function"] not in dropped],

@@ -25,13 +25,14 @@ def add_workloads(commands: Commands) -> None:
         json_flag=False,
     )
     add_model_arguments(parser, batch=False)
+    parser.set_defaults(target=None)  # that of --on, if it is not given
     _add_sizes(parser)
     parser.add_argument(
         "--on",
         type=devices,
         metavar="DEVICE,...",
         help="predict the time of each function on these devices, and what limits it: names as for "
-        "--target; chains are chosen anew for each",
+        "--target, which is the first of them if it is not given; chains are chosen anew for each",
     )
     parser.add_argument(
         "--record",

@@ -71,6 +71,9 @@ def workloads_command(args: argparse.Namespace, console: Console) -> int:
     given += ["size"] * bool(args.size)
     if args.record is not None and given:
         raise CliError(f"--record gives the sizes; leave out --{given[0]}", code=2)
+    if args.target is None:
+        anew = args.on and not is_compiled(Path(args.source))
+        args.target = args.on[0] if anew else make_target("llvm")
     model = _model(args, console)
     traffic = None if args.record is None else _traffic(args.record, model)
     points = points_of(model.report.work, args, model.bounds, traffic)

@@ -108,6 +108,7 @@ def test_equal_reports(explained, diff, capsys) -> None:
     a, b = explained("a.json"), explained("b.json")
     found = diff(a, b, 0)
     assert found["equal"] and not found["kernels"]["known"]
+    assert found["both"]["dtype"] == "float32" and found["both"].keys() >= {"source", "device"}
     assert main(["diff", a, b]) == 0
     told = capsys.readouterr().out
     assert "are equal in all that was compared" in told and "Code of kernels was not" in told
@@ -116,7 +117,12 @@ def test_equal_reports(explained, diff, capsys) -> None:
 def test_plans_and_times(explained, diff, capsys) -> None:
     a, b = explained("a.json", "--target", "h200"), explained("b.json", "--target", "a100")
     found = diff(a, b, 0)
-    assert set(found["facts"]) == {"target"} and found["plans"] and found["times"]
+    assert (
+        set(found["facts"]) == {"target"}
+        and "device" not in found["both"]
+        and found["plans"]
+        and found["times"]
+    )
     assert all(each["a"] != each["b"] for each in found["plans"])
     one = json.loads(Path(a).read_text())
     calls = {(c["function"], c["rows"]): c for c in one["calls"]}

@@ -145,6 +145,12 @@ def test_refusals(config, capsys, arguments: list[str], says: str) -> None:
     assert says in error([config, *arguments], capsys)
 
 
+def test_tables_are_of_the_first_device_that_is_priced(config, capsys) -> None:
+    found = record([config, "--seq", "16", "--on", "h100,llvm"], capsys)
+    assert found["dtype"] == "float16" and "H100" in found["device"]
+    assert record([config, "--seq", "16"], capsys)["dtype"] == "float32"
+
+
 def test_a_model_without_work(tmp_path: Path, capsys) -> None:
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])

@@ -22,6 +22,7 @@ def found(**changes: Any) -> dict[str, Any]:
     time |= {"measured_s": {"a": None, "b": 3e-6}}
     return {
         "equal": False,
+        "both": {"source": "gpt2", "dtype": "float16"},
         "facts": {"target": {"a": "h200", "b": None}},
         "lost": [{**KEY, "count": 2, "seconds": {"1 row": 1e-6, "4 rows": 2e-6, "8 rows": 3e-6}}],
         "replaced": [],
@@ -98,7 +99,14 @@ def test_times_say_how_much_slower() -> None:
 def test_everything_that_differs_is_on_the_page() -> None:
     text = unescape(diff_html(("old.cpu", "new.cpu"), found(), SOURCES))
     for words in (
-        *("old.cpu", "new.cpu", "h200", "chains of A that are no kernels in B", "switched off"),
+        *(
+            "old.cpu",
+            "new.cpu",
+            "gpt2, float16",
+            "h200",
+            "chains of A that are no kernels in B",
+            "switched off",
+        ),
         *("1 to 8", "4x8x8", "1 µs", "2 µs", "3 µs", "1,234,567", "in B only", "in A only"),
     ):
         assert words in text, words

@@ -117,6 +117,7 @@ def test_what_costs_most_and_is_not_fused() -> None:
     fused = replace(report.fused[0], decline=Decline(Reason.SHAPE, "it is taken"), pattern="FuseX")
     taken = page_data(Report([*report.fused, fused], material=report.material))
     (decline,) = taken["declines"]
+    assert taken["counts"]["declined"] == 1 and taken["counts"]["at_a_loss"] == 0
     assert not decline["is_loss"] and decline["remedy"].startswith("Nothing has to be done")
     others = {o["kernel"] for f in taken["functions"] for o in f["others"]}
     assert taken["answers"]["not_fused"]["what"] in others

@@ -71,7 +71,11 @@ def page_data(report: Report, seconds: float | None = None) -> dict[str, Any]:
         "schedules": _schedules(report),
         "sources": texts,
         "notes": [*_missing(report, kernels), *cuts, *_limits(budget, chains)],
-        "counts": {"fused": len(report.fused), "declined": len(report.declined)},
+        "counts": {
+            "fused": len(report.fused),
+            "declined": len(report.declined),
+            "at_a_loss": sum(d["count"] for d in declines if d["is_loss"]),
+        },
     }
 
 
