@@ -318,3 +318,28 @@ def test_two_warps_leave_schedulers_idle():
     one, both = (predict(work, plan, GPU, plan.block_m) for plan in (two, four))
     assert one.bound == both.bound
     assert both.seconds < 1.02 * one.seconds
+
+
+UNALIGNED_US = {
+    # Of 128 x 192 or 128 x 256 x 64 and 384 rows of k = 768: columns, the next multiple of 8, dtype
+    # of the result; us of the one and the other (`2026-11-28-unaligned_rows.json`)
+    (50257, 50264, "float16"): (178.4, 80.9),
+    (50257, 50264, "float32"): (236.2, 102.8),
+    (30522, 30528, "float16"): (75.1, 50.4),
+    (30522, 30528, "float32"): (94.0, 62.1),
+}
+
+
+@pytest.mark.parametrize("case", UNALIGNED_US)
+def test_rows_that_are_no_multiples_of_16_bytes_are_stored_in_pieces(case) -> None:
+    odd, even, dtype = case
+    work = replace(norm_matmul(384, 768, odd), out_dtype=dtype)
+    columns = 192 if odd == 50257 else 256
+    plan = next(
+        p
+        for p in candidates(work, GPU)
+        if (p.family, p.block_m, p.block_n) == ("wgmma", 128, columns)
+    )
+    aligned = replace(norm_matmul(384, 768, even), out_dtype=dtype)
+    more = 1e6 * (predict(work, plan, GPU, 384).seconds - predict(aligned, plan, GPU, 384).seconds)
+    assert 0.6 < more / (UNALIGNED_US[case][0] - UNALIGNED_US[case][1]) < 1.6

@@ -85,6 +85,8 @@ def test_one_row_alone_has_dot_products() -> None:
     [
         (norm_matmul(), {64, 96, 128, 160, 192, 256}),
         (norm_matmul(layout="kn"), {64, 96, 128, 160, 192, 256}),
+        (norm_matmul(n=6145), {64, 128, 256}),
+        (norm_matmul(n=6148), {64, 128, 256}),
         (gated_ffn(), {64, 128}),
         (GATED_KN, {64, 128}),
         (ROTATED, {128}),
@@ -213,6 +215,11 @@ HOPPER_SENTENCES = [
         replace(PERSISTENT, block_n=192, num_stages=4),
         replace(norm_matmul(), outputs=(Projection(6144, "nk", ("gelu", "residual")),)),
         "block_n is 192, with a residual and other steps behind the bias more than 128 spill",
+    ),
+    (
+        replace(PERSISTENT, block_n=192),
+        norm_matmul(n=6145),
+        "block_n is 192, accumulators of 128 and 64 columns need rows of the result that are",
     ),
     (
         replace(PERSISTENT, block_n=224),
