@@ -217,6 +217,11 @@ HOPPER_SENTENCES = [
         "block_n is 192, with a residual and other steps behind the bias more than 128 spill",
     ),
     (
+        PERSISTENT,
+        replace(norm_matmul(), outputs=(Projection(6145, "nk", ("residual",)),)),
+        "block_n is 128, with a residual and rows of the result that are no multiples of 16 bytes",
+    ),
+    (
         replace(PERSISTENT, block_n=192),
         norm_matmul(n=6145),
         "block_n is 192, accumulators of 128 and 64 columns need rows of the result that are",

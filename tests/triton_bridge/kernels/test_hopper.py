@@ -55,6 +55,8 @@ QKV = replace(
         Projection(1024, "nk"),
     ),
 )
+ODD, EVEN = (replace(PLAIN, outputs=(Projection(n, "nk", ("bias",)),)) for n in (6145, 6146))
+ODD_FULL = replace(PLAIN, outputs=(Projection(6145, "nk", ("bias", "gelu", "residual")),))
 TWO = replace(PLAIN, outputs=(ADDED.outputs[0], Projection(1000, "nk", ("gelu",))))
 
 
@@ -103,6 +105,12 @@ CASES = {
     "128-columns-kn": (KN, persistent(128, 6)),
     "96-columns": (FULL, persistent(96, 6)),
     "64-columns": (FULL, persistent(64, 6)),
+    "256-columns-odd": (ODD, persistent(256, 4)),
+    "128-columns-odd": (ODD, persistent(128, 6)),
+    "64-columns-odd": (ODD, persistent(64, 6)),
+    "256-columns-even": (EVEN, persistent(256, 4)),
+    "64-columns-odd-full": (ODD_FULL, persistent(64, 6)),
+    "persistent-gated-odd": (replace(GATED, n=14335), persistent(128, 4)),
     "persistent-gated": (GATED, persistent(128, 4)),
     "persistent-gated-kn": (GATED_KN, persistent(64, 6)),
     "persistent-rope": (ROTATED, persistent(128, 6)),
@@ -151,7 +159,7 @@ def test_tiles_are_copied_by_tma_and_sums_stay_in_registers(
 
 
 @pytest.mark.usefixtures("without_code")
-@pytest.mark.parametrize("name", list(CASES)[::2])
+@pytest.mark.parametrize("name", [*list(CASES)[::2], *(n for n in CASES if "-odd" in n)])
 def test_results_in_float32_need_no_more_shared_memory_than_estimated(name: str) -> None:
     work, plan = CASES[name]
     work = replace(work, out_dtype="float32")

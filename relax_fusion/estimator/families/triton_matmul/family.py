@@ -239,10 +239,9 @@ def _hopper_violations(
             text = ", ".join(map(str, allowed))
             yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
             return
-        most = min(map(_most_columns, _projections(work)))
+        most, why = min(_most_columns(p, is_unaligned(shape)) for p in _projections(work))
         if plan.block_n > most:
-            steps = "a residual and other steps behind the bias"
-            yield f"block_n is {plan.block_n}, with {steps} more than {most} spill registers"
+            yield f"block_n is {plan.block_n}, with {why} more than {most} spill registers"
         if any(p.rope for p in _projections(work)) and plan.block_n > 192:
             yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
         first, second = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
@@ -281,12 +280,20 @@ def _copy_violations(
             yield f"{apart}, family {plan.family!r} needs a multiple of 8"
 
 
-def _most_columns(p: Projection) -> int:
-    """Return the columns of a persistent tile with which a thread keeps all in its registers."""
+def _most_columns(p: Projection, unaligned: bool) -> tuple[int, str]:
+    """Return the columns of a persistent tile with which a thread keeps all in its registers.
+
+    And what it is that takes them.
+    """
     steps = kernel_steps(p.epilogue)
-    if "residual" not in steps or len(steps) == 1:
-        return max(PERSISTENT_COLUMNS)
-    return 128 if set(steps) & set(ACTIVATIONS) else 192
+    if "residual" not in steps:
+        return max(PERSISTENT_COLUMNS), ""
+    if unaligned:
+        return 64, "a residual and rows of the result that are no multiples of 16 bytes"
+    if len(steps) == 1:
+        return max(PERSISTENT_COLUMNS), ""
+    most = 128 if set(steps) & set(ACTIVATIONS) else 192
+    return most, "a residual and other steps behind the bias"
 
 
 def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:
