@@ -4,7 +4,8 @@ A kernel is a number of equal blocks.  Its time is the launch, and then the larg
 
 - the roofline: memory (DRAM or L2, the slower) against arithmetic on the busiest multiprocessor.
   They overlap as well as the load pipeline and the other blocks of the multiprocessor allow;
-- the chain of dependent loads that a single block waits for, once per wave.
+- the chain of dependent loads that a single block waits for, once per wave, and what the blocks of
+  further waves take to begin.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def price_step(step: Step, dev: DeviceSpec) -> Prediction:
         "dram": step.dram_bytes / (dev.dram_bytes_per_s * step.dram_efficiency),
         "l2": step.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY),
         "compute": max(per_sm * step.block_s, step.longest_block_s),
-        "latency": waves * step.chain_s,
+        "latency": waves * step.chain_s + (waves - 1) * step.wave_s,
         "launch": dev.launch_s,
     }
     memory, compute = max(terms["dram"], terms["l2"]), terms["compute"]

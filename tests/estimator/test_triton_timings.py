@@ -222,3 +222,19 @@ def test_each_wave_of_few_rows_that_normalises_gathers_statistics_anew() -> None
             errors[f"{group['name']}: {words}"] = abs(math.log(error))
     assert len(errors) > 100
     assert fmean(errors.values()) < 0.06 and max(errors.values()) < 0.32
+
+
+def test_each_wave_of_blocks_of_the_tir_path_normalises_anew() -> None:
+    errors, orders = [], []
+    for work, group in dot_products():
+        of_words: dict[str, list[float]] = {}
+        for plan in candidates(work, GPU, "tir"):
+            if plan.family == "" and plan_words(plan) in group.get("tir_us", {}):
+                seconds = predict(work, plan, GPU, 1).seconds
+                of_words.setdefault(plan_words(plan), []).append(seconds)
+        pairs = [(group["tir_us"][words], 1e6 * min(all)) for words, all in of_words.items()]
+        errors += [abs(math.log(predicted / us)) for us, predicted in pairs]
+        if len(pairs) == 2 and max(pairs)[0] > 1.4 * min(pairs)[0]:
+            orders.append(max(pairs)[1] > min(pairs)[1])
+    assert len(errors) > 60 and fmean(errors) < 0.2
+    assert len(orders) >= 10 and fmean(orders) > 0.8
