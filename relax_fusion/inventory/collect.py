@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -98,11 +98,18 @@ class _Collector:
     def called(self, func: relax.Function) -> Iterator[str]:
         """Yield the names of Relax functions that a function calls."""
         for _, value in _bindings(func.body):
-            if isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
+            if isinstance(value, relax.Function):
+                yield from self.called(value)
+            elif isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
                 yield value.op.name_hint
 
     def items(
-        self, phase: str, name: str, func: relax.Function, inside: tuple[str, ...] = ()
+        self,
+        phase: str,
+        name: str,
+        func: relax.Function,
+        inside: tuple[str, ...] = (),
+        around: Mapping[relax.Var, relax.Function] | None = None,
     ) -> Iterator[Item]:
         """Yield what a function multiplies, and what the functions do that it calls, in its sizes.
 
@@ -114,9 +121,21 @@ class _Collector:
             The function that is read.
         inside : tuple of str
             Those that call it, so that recursion ends.
+        around : mapping of Var to Function, optional
+            Local functions that it can call.
         """
+        known = dict(around or {})
         for var, value in _bindings(func.body):
+            if isinstance(value, relax.Function):
+                known[var] = value
             if not isinstance(value, relax.Call):
+                continue
+            if isinstance(value.op, relax.Var) and value.op in known:
+                called = known[value.op]
+                others = {v: f for v, f in known.items() if not v.same_as(value.op)}
+                sizes = sizes_in_call(called, value)
+                for item in self.items(phase, name, called, inside, others):
+                    yield seen_from_caller(item, sizes)
                 continue
             if isinstance(value.op, ir.GlobalVar):
                 callee, called = value.op.name_hint, self.mod[value.op]
@@ -150,15 +169,13 @@ class _Collector:
 
 
 def _bindings(body: relax.Expr) -> Iterator[tuple[relax.Var, relax.Expr]]:
-    """Yield the bindings of a body in order, and those of the branches in it."""
+    """Yield the bindings of a body in order, and those of its branches; local functions whole."""
     for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
         for binding in block.bindings:
             value = getattr(binding, "value", None)
             if isinstance(value, relax.If):
                 yield from _bindings(value.true_branch)
                 yield from _bindings(value.false_branch)
-            elif isinstance(value, relax.Function):
-                yield from _bindings(value.body)
             elif value is not None:
                 yield binding.var, value
 

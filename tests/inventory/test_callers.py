@@ -76,6 +76,45 @@ def test_sizes_are_those_of_the_caller() -> None:
     }
 
 
+LOCAL = f"""
+@I.ir_module
+class Module:
+    @R.function
+    def main(
+        x: R.Tensor(("n", {WIDTH}), "float64"),
+        z: R.Tensor((7, {WIDTH}), "float64"),
+        w: R.Tensor(({WIDTH}, {WIDTH}), "float64"),
+    ):
+        n = T.int64()
+
+        @R.function
+        def unused(a: R.Tensor((3, {WIDTH}), "float64")) -> R.Tensor((3, {WIDTH}), "float64"):
+            return R.matmul(a, w)
+
+        @R.function
+        def inner(
+            a: R.Tensor(("m", {WIDTH}), "float64")
+        ) -> R.Tensor(("m", {WIDTH}), "float64"):
+            return R.matmul(a, w)
+
+        @R.function
+        def outer(
+            a: R.Tensor(("m", {WIDTH}), "float64")
+        ) -> R.Tensor(("m", {WIDTH}), "float64"):
+            return inner(a)
+
+        a = inner(x)
+        b = outer(x)
+        c = inner(z)
+        return (a, b, c)
+"""
+
+
+def test_local_functions_count_as_often_as_they_are_called() -> None:
+    found = {(item.products[0].m, item.count) for item in work(from_source(LOCAL))}
+    assert found == {("n", 2), (7, 1)}
+
+
 @pytest.mark.parametrize(
     "extent, expected",
     [
