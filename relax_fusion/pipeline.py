@@ -35,6 +35,7 @@ from .dlight_rules import (
 )
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory.collect import RecordKernels, RecordWork
+from .inventory.record_graph import RecordGraph
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered
@@ -63,7 +64,6 @@ from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.norms import LegalizeNorms
 from .transforms.own_constants import CopyConstants, FoldConstants
-from .transforms.record_graph import RecordGraph
 from .transforms.record_launches import RecordLaunches
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes

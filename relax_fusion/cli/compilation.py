@@ -17,6 +17,7 @@ from ..report.html.sources import kernel_texts
 from ..validation import json_text, read_file, read_json, shown
 from .console import CliError
 from .manifest import MANIFEST, REPORT, Manifest, read_manifest
+from .model_arguments import asked
 
 _Record = TypeVar("_Record")
 
@@ -143,11 +144,8 @@ def is_compiled(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-_COMPILING = (
-    *("dtype", "quantization", "max_seq_len", "batch", "bound", "disable", "always_fuse"),
-    *("allow_tf32", "validate", "database", "autotune", "no_cuda_graph"),
-)
-"""Arguments that say how a model is compiled."""
+_MODEL = ("dtype", "quantization", "max_seq_len", "batch")
+"""Arguments that say what of a model is compiled; `asked` knows those that say how."""
 
 
 def check_unasked(args: argparse.Namespace, target: str, besides: Collection[str] = ()) -> None:
@@ -167,8 +165,8 @@ def check_unasked(args: argparse.Namespace, target: str, besides: Collection[str
     CliError
         If there is one.
     """
-    asked = (name for name in _COMPILING if name not in besides and getattr(args, name, None))
-    given = next(asked, None)
+    names = (*(name for name in _MODEL if getattr(args, name, None)), *asked(args))
+    given = next((name for name in names if name not in besides), None)
     if str(args.target) not in (str(make_target("llvm")), target):  # llvm by default
         given = "target"
     if given is not None:

@@ -152,7 +152,7 @@ def _model(args: argparse.Namespace, console: Console, target: Target | None = N
 def _compiled(args: argparse.Namespace) -> Model:
     """Read what a compilation recorded; it has its target, and sizes that are numbers."""
     found = read_compilation(args.source)
-    check_unasked(args, str(found.fact("target")), besides=("batch",))
+    check_unasked(args, str(found.fact("target")), besides=("batch", "backend"))
     target, source = make_target(found.fact("target")), str(found.fact("source"))
     report = Report(work=found.items, leftovers=found.leftovers)
     dtype = str(found.fact("dtype"))

@@ -130,25 +130,34 @@ class _Collector:
                 known[var] = value
             if not isinstance(value, relax.Call):
                 continue
-            if isinstance(value.op, relax.Var) and value.op in known:
-                called = known[value.op]
-                others = {v: f for v, f in known.items() if not v.same_as(value.op)}
-                sizes = sizes_in_call(called, value)
-                for item in self.items(phase, name, called, inside, others):
-                    yield seen_from_caller(item, sizes)
+            if isinstance(value.op, ir.GlobalVar | relax.Var):
+                yield from self._of_callee(phase, name, value, inside, known)
                 continue
-            if isinstance(value.op, ir.GlobalVar):
-                callee, called = value.op.name_hint, self.mod[value.op]
-                if callee not in (*inside, name) and isinstance(called, relax.Function):
-                    sizes = sizes_in_call(called, value)
-                    for item in self.items(phase, callee, called, (*inside, name)):
-                        yield seen_from_caller(item, sizes)
-                continue
-            found = self._item(phase, var, value)
-            if found is not None:
-                why = self.reasons.get((name, found.where)) or self.reasons.get((name, name), "")
-                is_left = found.status == "left"
-                yield replace(found, reason=why or found.reason) if is_left else found
+            item = self._item(phase, var, value)
+            if item is not None:
+                why = self.reasons.get((name, item.where)) or self.reasons.get((name, name), "")
+                yield replace(item, reason=why or item.reason) if item.status == "left" else item
+
+    def _of_callee(
+        self,
+        phase: str,
+        name: str,
+        call: relax.Call,
+        inside: tuple[str, ...],
+        known: Mapping[relax.Var, relax.Function],
+    ) -> Iterator[Item]:
+        """Yield what the function does that `name` calls, one of the module or a local one."""
+        if isinstance(call.op, ir.GlobalVar):
+            callee, inside = call.op.name_hint, (*inside, name)
+            func = self.mod[call.op] if callee not in inside else None
+            known = {}
+        else:
+            callee, func = name, known.get(call.op)
+            known = {var: f for var, f in known.items() if not var.same_as(call.op)}
+        if isinstance(func, relax.Function):
+            sizes = sizes_in_call(func, call)
+            for item in self.items(phase, callee, func, inside, known):
+                yield seen_from_caller(item, sizes)
 
     def _item(self, function: str, var: relax.Var, call: relax.Call) -> Item | None:
         if is_call(call, *COUNTED):

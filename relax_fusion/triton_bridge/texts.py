@@ -11,9 +11,9 @@ from tvm.target import Target
 
 from ..estimator.tile_plan import PLAN_ATTR
 from ..hardware.target import device_of, has_triton
+from ..inventory.record_graph import RecordSources
 from ..report.material import Source, Text
 from ..transforms.modules import functions_of
-from ..transforms.record_graph import RecordSources
 from .emit import fused_of
 from .steps import AnyStep, SourceStep
 

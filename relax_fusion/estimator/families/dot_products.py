@@ -142,9 +142,8 @@ class DotProducts(KernelFamily[MatmulWork]):
         missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes)
         x_reads = tiles_n * (2 if shape.has_norm else 1)
         prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS
-        anew = (
-            shape.has_norm and not shape.unpacked_bytes
-        )  # of packed weights, nothing was measured
+        # That waves normalise anew was measured with weights that are not packed
+        anew = shape.has_norm and not shape.unpacked_bytes
         yield Step(
             blocks=rows * tiles_n,
             foot=self.footprint(plan, work, dev),

@@ -18,7 +18,8 @@ from ....hardware.instructions import SLICE_BYTES
 from ....workload import INTEGER_DTYPES
 from ...arrays import overlapping, summed
 from ...gpu_cost import resident_blocks
-from ...prediction import DRAM_EFFICIENCY, ceil_div
+from ...limits import VECTOR_LOAD_BYTES
+from ...prediction import DRAM_EFFICIENCY, ceil_div, power_dividing
 from ...shape import MatmulShape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -92,7 +93,7 @@ the device is no multiple of the blocks.  Seen in that 128 blocks did not run at
 
 UNALIGNED_STORES_PER_CLOCK = 0.65
 """Of a multiprocessor, where rows of results are no multiples of 16 bytes: threads store what lies
-far apart.  0.55 to 0.85 of it for 2305 to 50257 columns, alone or in pairs
+far apart.  Measured: 0.55 to 0.85, of 2305 to 50257 columns that are stored alone or in pairs
 (`2026-11-28-unaligned_rows.json`)."""
 
 FILL_S = 1.8e-6
@@ -201,7 +202,8 @@ def launches(tile: Tile, shape: MatmulShape, dev: DeviceSpec, rows: Any) -> Laun
 
 def _unaligned_s(shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return what the stores of a row of results take where it is no multiple of 16 bytes."""
-    stores = sum(n // (n & -n) for n in shape.n_parts if n * shape.out_bytes % 16)
+    most = VECTOR_LOAD_BYTES // shape.out_bytes
+    stores = sum(n // power_dividing(n, most) for n in shape.unaligned)
     return stores / (UNALIGNED_STORES_PER_CLOCK * dev.clock_hz * dev.sm_count)
 
 

@@ -22,7 +22,6 @@ from .tiles import (
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
-    is_unaligned,
     kernel_steps,
     launches,
     norm_inside,
@@ -239,13 +238,13 @@ def _hopper_violations(
             text = ", ".join(map(str, allowed))
             yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
             return
-        most, why = min(_most_columns(p, is_unaligned(shape)) for p in _projections(work))
+        most, why = min(_most_columns(p, bool(shape.unaligned)) for p in _projections(work))
         if plan.block_n > most:
             yield f"block_n is {plan.block_n}, with {why} more than {most} spill registers"
         if any(p.rope for p in _projections(work)) and plan.block_n > 192:
             yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
         first, second = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
-        if second not in (0, first) and is_unaligned(shape):
+        if second not in (0, first) and shape.unaligned:
             # Measured with Triton 3.6.0: biases of other columns were added, those of 160 and 192
             yield (
                 f"block_n is {plan.block_n}, accumulators of {first} and {second} columns need "

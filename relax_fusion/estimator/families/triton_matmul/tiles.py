@@ -128,17 +128,12 @@ def triton_plan(
     )
 
 
-def is_unaligned(shape: MatmulShape) -> bool:
-    """Tell whether some rows of results are no multiples of 16 bytes."""
-    return any(n * shape.out_bytes % 16 for n in shape.n_parts)
-
-
 def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the shared memory of one thread block: the stages of both operands, and the rest."""
     if plan.family == "gemv":
         return 0
     reserve = SMEM_RESERVE_BYTES[plan.family]
-    if plan.family == "persistent" and is_unaligned(shape):
+    if plan.family == "persistent" and shape.unaligned:
         reserve = UNALIGNED_RESERVE_BYTES
     used = stage_bytes(plan, shape) * plan.num_stages + reserve
     # The tile on its way from accumulators to rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm.script import from_source
 
+from relax_fusion.inventory.record_graph import RecordGraph
 from relax_fusion.report.material import FunctionGraph, Node
-from relax_fusion.transforms.record_graph import RecordGraph
 
 MODULE = """
 @I.ir_module

@@ -12,12 +12,19 @@ from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
 from ..estimator.tile_plan import PLAN_ATTR
-from ..inventory.operators import COUNTED, operator_item
 from ..matching.expressions import substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node, Source, Text
-from .modules import functions_of
-from .record_launches import KERNELS, OUTSIDE, SYMBOLIC_SIZE, limits_of, sizes_of_symbols, width_of
+from ..transforms.modules import functions_of
+from ..transforms.record_launches import (
+    KERNELS,
+    OUTSIDE,
+    SYMBOLIC_SIZE,
+    limits_of,
+    sizes_of_symbols,
+    width_of,
+)
+from .operators import COUNTED, operator_item
 
 PARTIAL = ("take", "strided_slice", "slice", "dynamic_strided_slice", "gather_nd")
 """Operators that read of their operands only as much as they write."""
