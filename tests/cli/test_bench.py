@@ -146,6 +146,7 @@ def test_an_encoder_against_torch(encoder, capsys):
         (["--size", "seq_len=4"], "--size seq_len: tiny generates text, and takes --prompt"),
         (["--dtype", "float16"], "--dtype says how a model is compiled, but"),
         (["--target", "h200"], "--target says how a model is compiled, but"),
+        (["--backend", "tir"], "--backend says how a model is compiled, but"),
         (["--device", "1"], "--device 1 must be 0: the target is this machine's CPU"),
         (["--html", "-"], "--html - must be a file in a directory that exists"),
         (["--against", "jax"], "'jax' is none of tvm, torch, torch-compile, torch-graphs, none"),

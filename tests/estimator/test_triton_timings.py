@@ -181,7 +181,7 @@ def test_activations_cost_instructions_and_their_code(case) -> None:
 
 
 def dot_products() -> list[tuple[NormMatmul | GatedFFN, dict]]:
-    """Return one row's workloads of 43 shapes of 20 models, each with the times of its plans."""
+    """Return one row's workloads of 43 shapes, each with the times of its plans."""
     file = RESULTS / "2026-11-28-dot_products.json"
     found: list[tuple[NormMatmul | GatedFFN, dict]] = []
     for group in json.loads(file.read_text(encoding="utf-8"))["groups"]:

@@ -1,0 +1,62 @@
+"""`demo`: that outputs agree, and by how much they may differ."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from relax_fusion import models
+from relax_fusion.cli import build, main
+from relax_fusion.cli.demo import Comparison
+from relax_fusion.cli.measure import Run, compare
+from relax_fusion.models import zoo
+from relax_fusion.report import Report
+
+from ..support.quick import loaded, quick_host
+from .test_cli import quick_to_compile, short
+
+__all__ = ["quick_to_compile"]
+
+
+def as_library(made):
+    """Return a function that loads what `made` compiles for this machine."""
+
+    def compiled(exported, target, **options):
+        executable = made(exported, target, **options)
+        return loaded(executable) if target.kind.name == "llvm" else executable
+
+    return compiled
+
+
+def test_quick_demo_agrees(monkeypatch, capsys):
+    monkeypatch.setattr("relax_fusion.cli.demo.host_target", quick_host)
+    for name, made in {"build": short, "build_default": build.build_default}.items():
+        monkeypatch.setattr(f"relax_fusion.cli.demo.{name}", as_library(made))
+    assert main(["demo", "--quick", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [m["model"] for m in document["models"]] == ["demo-llama", "demo-gpt2"]
+    for model in document["models"]:
+        assert model["agrees"] and model["fused"]
+    assert document["cross_compile"]["cuda_kernels"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_rounding_explains(dtype: str) -> None:
+    """Logits with errors of a rounding agree; unrelated ones do not, however deep the model."""
+    rng = np.random.default_rng(0)
+    model = models.export(zoo.zoo_config("llama-3.1-8b"), dtype=dtype)
+    own, other = (rng.normal(size=(1, 4096)).astype("float32") for _ in range(2))
+    step = float(ml_dtypes.finfo(dtype).eps)
+    worst, tolerance = compare([own], [own * (1 + step)], model)
+    assert 0 < worst <= tolerance
+    worst, tolerance = compare([own], [other], model)
+    assert worst > tolerance
+
+
+@pytest.mark.parametrize("worst, agrees", [(1e-6, True), (1e-2, False), (float("nan"), False)])
+def test_demo_calls_a_difference_beyond_rounding_a_disagreement(worst, agrees):
+    run = Run((), (1.0,), (1.0,))
+    assert Comparison("x", Report(), run, run, worst, 1e-4).agrees is agrees
