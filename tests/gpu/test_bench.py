@@ -1,6 +1,6 @@
 """``bench`` on a GPU: kernels, replayed graphs and peers.
 
-Its kernels take about a microsecond, and other tests run beside it: times are only told to be there.
+Its kernels take about a microsecond, and other tests run beside it: times are only looked for.
 """
 
 from __future__ import annotations
