@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,15 @@ def test_every_family_matches_reference(case: Case) -> None:
         _check(case, PlanTable.single(plan))
 
 
+def _check_all(work: NormMatmul | GatedFFN, plans: PlanTable, sizes: Iterable[int]) -> None:
+    """Compile once, and run with several numbers of rows."""
+    executable = build_triton(work, plans, len(work.graph.outputs), gpu_target())
+    for rows in sizes:
+        case = Case(f"{plans.key} {rows} rows", work, rows)
+        arrays = case.inputs()
+        case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)
+
+
 SHARES = 8  # of the candidates, for as many workers
 
 
@@ -92,9 +102,7 @@ SHARES = 8  # of the candidates, for as many workers
 @pytest.mark.parametrize("work", LARGER_WORKS.values(), ids=LARGER_WORKS)
 def test_every_candidate_matches_reference(work: NormMatmul | GatedFFN, share: int) -> None:
     for plan in list(candidates(work, device_of(gpu_target()), "triton"))[share::SHARES]:
-        for rows in (3, 300) if plan.family != "gemv" else (1, 5):
-            case = Case(plan.key, replace(work, rows=rows))
-            _check(case, PlanTable.single(plan))
+        _check_all(work, PlanTable.single(plan), (1, 5) if plan.family == "gemv" else (3, 300))
 
 
 @pytest.mark.parametrize("work", LARGER_WORKS.values(), ids=LARGER_WORKS)
@@ -102,8 +110,4 @@ def test_ranges_are_picked_at_run_time(work: NormMatmul | GatedFFN) -> None:
     plans = _one_of_each(work)
     uppers = [1, 16, 64, *range(100, 1000, 25)][: len(plans) - 1]
     table = PlanTable(tuple(zip([*uppers, None], plans, strict=True)))
-    executable = build_triton(work, table, len(work.graph.outputs), gpu_target())
-    for rows in (1, 2, 16, 17, 64, 65, 100, 101, 257, 1000):
-        case = Case(f"rows_{rows}", work, rows)
-        arrays = case.inputs()
-        case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)
+    _check_all(work, table, (1, 2, 16, 17, 64, 65, 100, 101, 257, 1000))
