@@ -12,7 +12,7 @@ import relax_fusion
 ROOT = Path(relax_fusion.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
-    ("hardware", "workload", "tiling", "errors", "validation", "estimator", "report"),
+    ("hardware", "workload", "tiling", "errors", "validation", "files", "estimator", "report"),
     (
         *("matching", "canonical", "compute", "equivalence", "transforms", "launch"),
         *("quantization", "cuda_kernels", "inventory"),

@@ -11,9 +11,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from ..files import check_regular
 from ..frontends import Signature, TensorSpec
 from ..frontends.imported import shape_text
-from ..validation import check_regular, shown
+from ..validation import shown
 from .artifact import staged, staged_file
 from .console import CliError
 

@@ -142,16 +142,6 @@ def staged_file(out: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def replace_file(file: str, text: str) -> None:
-    """Write a text to a file, which is replaced as a whole or stays as it was."""
-    stage = Path(f"{file}.{os.getpid()}.part")
-    try:
-        stage.write_text(text, encoding="utf-8")
-        stage.replace(file)
-    finally:
-        stage.unlink(missing_ok=True)
-
-
 @contextmanager
 def when_interrupted(call: Callable[[], None]) -> Iterator[None]:
     """Have something done if the process is asked to end in a context."""

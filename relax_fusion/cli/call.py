@@ -30,7 +30,7 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
         raise CliError(f"{directory / MANIFEST} is damaged: it says no inputs of {manifest.source}")
     out = None if args.output is None else check_new(args.output)
     arrays = read_inputs(args.inputs or (), signature)
-    before = check_record(args.record, manifest.source)
+    check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
@@ -53,7 +53,7 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
         raise CliError(f"{manifest.source} cannot take these inputs: {first_line(err)}") from err
     seconds = time.perf_counter() - start
     if args.record is not None:
-        write_traffic(args.record, manifest.source, recorder, before)
+        write_traffic(args.record, manifest.source, recorder)
     outputs = _named(results, signature)
     if out is not None:
         write_outputs(out, outputs)

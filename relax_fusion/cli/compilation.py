@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RelaxFusionError
+from ..files import read_file, write_file
 from ..hardware.target import make_target
 from ..report import Item, Leftover, Report, Text
 from ..report.html.sources import kernel_texts
-from ..validation import json_text, read_file, read_json, shown
+from ..validation import json_text, read_json, shown
 from .console import CliError
 from .manifest import MANIFEST, REPORT, Manifest, read_manifest
 from .model_arguments import asked
@@ -38,7 +39,7 @@ def report_record(report: Report) -> dict[str, Any]:
 def write_report(file: Path, facts: Mapping[str, Any], report: Report) -> None:
     """Write facts about a compilation, its report, and the texts of its kernels."""
     record = {**facts, **report_record(report), "sources": kernel_texts(report)}
-    file.write_text(json_text(record) + "\n", encoding="utf-8")
+    write_file(file, json_text(record) + "\n")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from ..hardware.target import device_of, host_target, make_target
 from ..models import Config, ExportedModel, export, random_weights, zoo_config
 from ..models.threads import use_all_cores
 from ..report import Report
+from ..report.tables import table
 from .build import build, build_default, cuda_kernels
-from .console import Console, table
+from .console import Console
 from .explain import summary
 from .measure import Plan, Run, compare, measure, timed
 

@@ -9,9 +9,10 @@ from typing import Any
 from ..estimator import format_seconds
 from ..report.html.diff_page import chain_seconds, diff_html
 from ..report.html.numbers import times
+from ..report.tables import table
 from ..validation import shown
 from .compilation import read_compilation
-from .console import Console, table
+from .console import Console
 from .difference import difference, is_equal
 from .page import check_written, write_page
 

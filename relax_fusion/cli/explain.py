@@ -25,10 +25,11 @@ from ..report import (
     validation_table,
 )
 from ..report.decision import Decision
+from ..report.tables import table
 from ..triton_bridge.texts import record_sources
 from .build import guarded
 from .compilation import report_record
-from .console import Console, table
+from .console import Console
 from .model_arguments import asked
 from .page import check_written, write_page
 from .source import bounds, described, longest, open_source

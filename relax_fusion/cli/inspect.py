@@ -9,8 +9,9 @@ from typing import Any
 from ..estimator import format_seconds
 from ..report.html.dump_page import dump_html
 from ..report.passes import DumpRecord, read_passes
-from ..transforms.debug_dump import INDEX, PAGE
-from .console import Console, table
+from ..report.tables import table
+from ..transforms.debug_dump import INDEX, PAGE, modules_in
+from .console import Console
 from .page import write_page
 
 
@@ -19,9 +20,8 @@ def inspect_command(args: argparse.Namespace, console: Console) -> int:
     directory = Path(args.directory)
     record = read_passes(directory)
     page = directory / INDEX
-    files = [phase.file for phase in record.phases if (directory / phase.file).is_file()]
     report = PAGE if (directory / PAGE).is_file() else ""
-    write_page(dump_html(record, files, report), str(page), console)
+    write_page(dump_html(record, modules_in(directory), report), str(page), console)
     if args.json:
         console.json({"page": str(page), "failed": record.failed, "phases": _phases(record)})
     else:

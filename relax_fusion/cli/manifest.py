@@ -16,11 +16,12 @@ from safetensors import SafetensorError, safe_open
 from tvm import relax
 
 from .. import __version__
+from ..files import read_file, write_file
 from ..frontends import ImportedModel, Signature, TensorSpec
 from ..models import BertConfig, ExportedModel, config_from_dict, export
 from ..models.export import LENGTH
 from ..transforms.debug_dump import PAGE
-from ..validation import Count, Natural, read_file, read_json, shown
+from ..validation import Count, Natural, read_json, shown
 from .build import FOREIGN_ERRORS
 from .console import CliError
 
@@ -168,7 +169,7 @@ def parameters(model: ExportedModel | ImportedModel) -> tuple[Parameter, ...]:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest; it is the last file, for it has the others' sums."""
     text = json.dumps(asdict(manifest), indent=2)
-    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    write_file(directory / MANIFEST, text + "\n")
 
 
 def file_sums(directory: Path) -> dict[FileName, FileSum]:

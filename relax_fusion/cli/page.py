@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ..files import write_file
 from ..transforms.debug_dump import PAGE
 from .console import CliError, Console
 from .manifest import LIBRARY, MANIFEST, PARAMS, REPORT, TOKENIZER
@@ -62,7 +63,7 @@ def _is_read(path: Path, source: Path) -> bool:
 
 
 def write_page(text: str, file: str, console: Console) -> None:
-    """Write a page, replacing a file of an earlier call.
+    """Write a page, or a table, replacing a file of an earlier call.
 
     Raises
     ------
@@ -71,6 +72,6 @@ def write_page(text: str, file: str, console: Console) -> None:
     """
     console.step(f"writing {file}")
     try:
-        Path(file).write_text(text, encoding="utf-8", errors="replace")
+        write_file(Path(file), text)
     except OSError as err:
         raise CliError(f"{file} cannot be written ({err.strerror})") from err

@@ -95,7 +95,7 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
     _check_prompt(prompt, config.vocab_size)
     _check_room(len(prompt), new, manifest)
-    before = check_record(args.record, manifest.source)
+    check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
@@ -103,7 +103,7 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     console.step("generating")
     timing = _generate(generator, prompt, new, config.end_tokens)
     if recorder is not None:
-        write_traffic(args.record, manifest.source, recorder, before)
+        write_traffic(args.record, manifest.source, recorder)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from ..files import locked, read_file, write_file
 from ..models.recording import Recorder
-from ..validation import Count, Natural, read_file, read_json, shown
-from .artifact import replace_file
+from ..validation import Count, Natural, read_json, shown
 from .console import CliError
 
 _EXACT = ConfigDict(extra="forbid")
@@ -78,8 +78,8 @@ def read_traffic(file: Path) -> Traffic:
         raise CliError(str(err), code=2) from None
 
 
-def check_record(file: str | None, source: str) -> Traffic | None:
-    """Return what a file has that calls are to be added to; None where there is no file.
+def check_record(file: str | None, source: str) -> None:
+    """Refuse, before anything is run, a file that calls cannot be added to.
 
     Raises
     ------
@@ -87,31 +87,46 @@ def check_record(file: str | None, source: str) -> Traffic | None:
         If it is of another model or no such file, or its directory is missing.
     """
     if file is None:
-        return None
+        return
     path = Path(file)
     if not path.parent.is_dir():
         raise CliError(f"--record {file}: {path.parent} is no directory", code=2)
-    if not path.exists():
+    _counted(path, source)
+
+
+def _counted(path: Path, source: str) -> Traffic | None:
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
         return None
     found = read_traffic(path)
     if found.source != source:
         raise CliError(
-            f"{file} has the sizes of {shown(found.source)}, this is {shown(source)}; give another "
+            f"{path} has the sizes of {shown(found.source)}, this is {shown(source)}; give another "
             "--record",
             code=2,
         )
     return found
 
 
-def write_traffic(file: str, source: str, recorder: Recorder, before: Traffic | None) -> Traffic:
-    """Add what a run counted to a file, and return all of it."""
+def write_traffic(file: str, source: str, recorder: Recorder) -> Traffic:
+    """Add what a run counted to a file, and return all of it; other runs may add to it as well.
+
+    Raises
+    ------
+    CliError
+        If it cannot be written, or has become one of another model.
+    """
     counted: Mapping[str, list[Any]] = recorder.to_record()
     functions = {
         name: tuple(Met(each["sizes"], each["calls"]) for each in met)
         for name, met in counted.items()
     }
-    traffic = Traffic(source, functions)
-    if before is not None:
-        traffic = before.plus(traffic)
-    replace_file(file, json.dumps(asdict(traffic), indent=2) + "\n")
+    traffic, path = Traffic(source, functions), Path(file)
+    try:
+        with locked(path):
+            before = _counted(path, source)
+            if before is not None:
+                traffic = before.plus(traffic)
+            write_file(path, json.dumps(asdict(traffic), indent=2) + "\n")
+    except OSError as err:
+        raise CliError(f"--record {file} cannot be written ({err.strerror})") from err
     return traffic

@@ -13,7 +13,7 @@ from ..hardware import DeviceSpec
 from ..inventory import FunctionCost
 from ..report import Item, Product
 from ..report.sizes import Extent, value_of
-from .console import table
+from ..report.tables import table
 from .workload_sizes import Points, sizes_text
 
 _BAR = 40

@@ -20,7 +20,7 @@ from ..validation import json_text
 from .build import guarded
 from .compilation import check_unasked, is_compiled, read_compilation
 from .console import CliError, Console
-from .page import check_written
+from .page import check_written, write_page
 from .source import ConfigSource, bounds, described, open_source
 from .traffic import Traffic, read_traffic
 from .workload_sizes import BATCHES, LENGTHS, Points, points_of
@@ -105,10 +105,7 @@ def _write(file: str, text: str, console: Console) -> None:
     if file == "-":
         console.result(text.rstrip("\n"))
         return
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise CliError(f"{file} cannot be written: {err.strerror}") from err
+    write_page(text, file, console)
 
 
 def _model(args: argparse.Namespace, console: Console, target: Target | None = None) -> Model:

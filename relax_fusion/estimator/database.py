@@ -11,7 +11,6 @@ several of one plan at one size, the last counts.  Writers take turns by a lock 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,7 +25,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ..errors import DatabaseError, TilePlanError
-from ..validation import check, read, read_file, shown
+from ..files import locked, read_file
+from ..validation import check, read, shown
 from ..workload import Attention
 from .measured import Measured, size_from_json, workload_key
 from .shape import AttentionSize, Size
@@ -34,6 +34,12 @@ from .tile_plan import TilePlan
 
 FORMAT = 1
 """Version of a line.  Lines of others are kept, and not looked at."""
+
+_BEGIN = b'{"format": '
+"""How lines begin."""
+
+_LONGEST = 2**20
+"""Bytes of a line: a measurement has some hundreds."""
 
 _KERNELS = {
     "tir": ("compute", "dlight_rules"),
@@ -175,9 +181,7 @@ class Database:
 
     def _append(self, text: str) -> None:
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            with open(descriptor, "r+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+            with locked(self.path) as descriptor:
                 self._mend(descriptor)
                 left = text.encode()
                 while left:
@@ -189,13 +193,13 @@ class Database:
     def _mend(self, descriptor: int) -> None:
         """Complete or cut the last line, where a writer was killed in the middle of it."""
         size = os.fstat(descriptor).st_size
-        start, tail = size, b""
-        while start and b"\n" not in tail:
-            start = max(0, start - 4096)
-            tail = os.pread(descriptor, size - start, start)
+        start = max(0, size - _LONGEST)
+        tail = os.pread(descriptor, size - start, start)
         last = tail[tail.rfind(b"\n") + 1 :]
         if not last:
             return
+        if len(last) == _LONGEST or not _is_begun(last):
+            raise DatabaseError(f"database {self.path}: its last line is no measurement")
         if _is_json(last):
             os.write(descriptor, b"\n")
         else:
@@ -209,7 +213,7 @@ class Database:
         except OSError as err:
             raise DatabaseError(f"database {self.path} cannot be read ({err.strerror})") from err
         lines = data.split(b"\n")
-        if lines[-1] and not _is_json(lines[-1]):
+        if lines[-1] and _is_begun(lines[-1]) and not _is_json(lines[-1]):
             _LOG.warning("%s: the last line is cut off, and left out", self.path)
             lines[-1] = b""
         for number, line in enumerate(lines, 1):
@@ -224,6 +228,11 @@ class Database:
                 raise DatabaseError(f"{where} is {shown(record)}; must have a format as a number")
             if record["format"] == FORMAT:
                 yield read(Measurement, record, DatabaseError, where, unknown="ignore")
+
+
+def _is_begun(line: bytes) -> bool:
+    """Tell whether a line can be what a writer left that was killed in the middle of it."""
+    return line.startswith(_BEGIN[: len(line)])
 
 
 def _is_json(line: bytes) -> bool:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ..errors import MissingPackageError, ModelFileError
-from ..validation import check_regular
+from ..files import check_regular
 from .imported import ImportedModel, Signature, TensorSpec
 
 __all__ = ["SUFFIXES", "ImportedModel", "Signature", "TensorSpec", "read_model"]

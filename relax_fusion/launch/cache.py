@@ -23,9 +23,9 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+from ..files import read_file
 from ..hardware.target import user_cache_directory
 from ..launch.kernel import CompiledKernel
-from ..validation import read_file
 
 _MAGIC = b"relax_fusion kernel 1"
 _PART = ".kernel.part"

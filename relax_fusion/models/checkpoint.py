@@ -11,7 +11,8 @@ import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16", which safete
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..validation import check_regular, read_file, shown
+from ..files import check_regular, read_file
+from ..validation import shown
 from .errors import CheckpointFileError, MissingTensorError, TensorShapeError, WeightsError
 
 SINGLE = "model.safetensors"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import PipelineError
-from ..validation import json_text, read_file, read_json, shown
+from ..files import read_file
+from ..validation import json_text, read_json, shown
 from .text_changes import Hunk, Kind
 
 PASSES = "passes.json"

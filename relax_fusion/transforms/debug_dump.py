@@ -15,6 +15,7 @@ from tvm.ir.transform import Pass
 from tvm.target import Target
 
 from ..errors import PipelineError
+from ..files import write_file
 from ..hardware.target import device_of
 from ..report import Report
 from ..report.html.dump_page import dump_html
@@ -215,8 +216,13 @@ class DebugDump:
             tuple(_phase(*each) for each in self._phases), self._options, self._failed
         )
         _write(self._directory / PASSES, passes_text(record))
-        files = [p.file for p in record.phases if (self._directory / p.file).is_file()]
+        files = modules_in(self._directory)
         _write(self._directory / INDEX, dump_html(record, files, report))
+
+
+def modules_in(directory: Path) -> list[str]:
+    """Return the names of the modules of a dump that are there."""
+    return [name for name in _MODULES if (directory / name).is_file()]
 
 
 def _phase(file: str, title: str, records: Sequence[Future[PassRecord]]) -> PhaseRecord:
@@ -257,7 +263,7 @@ def _write(path: Path, text: str) -> None:
     """Write a file of a dump, and its directory if there is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
     except OSError as err:
         raise PipelineError(f"debug_dump: {path} cannot be written ({err.strerror})") from err
 
@@ -300,6 +306,6 @@ def write_page(report: Report, directory: Path) -> None:
     """
     path = directory / PAGE
     try:
-        path.write_text(report.to_html(), encoding="utf-8")
+        write_file(path, report.to_html())
     except OSError as err:
         raise PipelineError(f"{path} cannot be written ({err.strerror})") from err

@@ -175,7 +175,7 @@ def test_times_are_printed_though_a_file_cannot_be_written(decoder, tmp_path, mo
     def full(file: str, _text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", file)
 
-    monkeypatch.setattr("relax_fusion.cli.bench.command.replace_file", full)
+    monkeypatch.setattr("relax_fusion.cli.bench.command.write_file", full)
     arguments = ["--against", "none", "--json", str(tmp_path / "times.json"), "--no-kernels"]
     assert main(["bench", str(decoder), *arguments, *QUICK]) == 1
     told = capsys.readouterr()

@@ -181,5 +181,5 @@ def test_writers_wait_for_each_other(database: Database) -> None:
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match=r"none cannot be read \(No such file"):
         Database(tmp_path / "none").measured(TARGET)
-    with pytest.raises(DatabaseError, match=r"cannot be written \(Is a directory"):
+    with pytest.raises(DatabaseError, match=r"cannot be written \(it is no regular file"):
         Database(tmp_path).add(measurement())

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...files import read_file, write_file
 from ...frontends import ImportedModel
 from ...hardware.target import make_target
 from ...models.threads import use_all_cores
@@ -18,7 +19,7 @@ from ...report.html.measured import has_place, with_measured
 from ...timing import in_turn
 from ...transforms.debug_dump import PAGE
 from ...validation import json_text
-from ..artifact import replace_file, when_interrupted
+from ..artifact import when_interrupted
 from ..build import require_linker
 from ..compilation import check_unasked, is_compiled
 from ..compile import UNASKED, compile_to, compiled_of
@@ -63,7 +64,7 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
 def _check_page(page: Path) -> None:
     """Refuse, before anything is measured, a page that times cannot be put into."""
     try:
-        is_ready, why = has_place(page.read_text(encoding="utf-8", errors="replace")), "is damaged"
+        is_ready, why = has_place(read_file(page).decode(errors="replace")), "is damaged"
     except OSError as err:
         is_ready, why = False, f"cannot be read ({err.strerror})"
     if not is_ready:
@@ -192,7 +193,7 @@ def _tell(results: Results, args: argparse.Namespace, console: Console) -> None:
     record = results.to_record()
     console.result(json_text(record) if args.json == "-" else results.text())
     if args.json not in (None, "-"):
-        replace_file(args.json, json_text(record) + "\n")
+        write_file(Path(args.json), json_text(record) + "\n")
     if args.html is not None:
-        page = (results.subject.directory / PAGE).read_text(encoding="utf-8")
-        replace_file(args.html, with_measured(page, record))
+        page = read_file(results.subject.directory / PAGE).decode()
+        write_file(Path(args.html), with_measured(page, record))

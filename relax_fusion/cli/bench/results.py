@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...estimator import format_seconds
+from ...report.tables import table
 from ...timing import PERCENTILES, KernelTime, Times, how
-from ..console import table
 from ..measure import compare
 from .contenders import OURS, Contender, Turn
 from .kernels import Measured
