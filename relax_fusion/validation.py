@@ -6,17 +6,14 @@ no integers.  An error is one line that names the field, the value and what is a
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
-import stat
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from numbers import Integral
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import pydantic
@@ -28,9 +25,6 @@ MAX_INT32 = 2**31 - 1
 MOST_ELEMENTS = 2**59
 """Of one tensor: eight bytes each, in sums of two that still fit 63 bits."""
 
-MOST_BYTES = 2**28
-"""Of a file that is read as a whole: no description of weights, and no kernel, is as long."""
-
 Count = Annotated[int, pydantic.Field(ge=1, le=MAX_INT32)]
 """A size, a number of things: from 1 on, and indices fit 32 bits."""
 
@@ -39,6 +33,7 @@ Natural = Annotated[int, pydantic.Field(ge=0, le=MAX_INT32)]
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 _LONGEST = 80
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _Record = TypeVar("_Record")
 
 
@@ -129,35 +124,6 @@ def read_json(
         raise error(_line(err, where)) from None
 
 
-def check_regular(path: Path) -> os.stat_result:
-    """Refuse a pipe, of which opening would wait, and a device, which may have no end.
-
-    Raises
-    ------
-    OSError
-        If there is no file, or it is not a regular one.
-    """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return found
-
-
-def read_file(path: Path) -> bytes:
-    """Return the content of a regular file of at most `MOST_BYTES`.
-
-    Raises
-    ------
-    OSError
-        If there is no such file, or it cannot be read.
-    """
-    size = check_regular(path).st_size
-    if size > MOST_BYTES:
-        text = f"it has {size} bytes, at most {MOST_BYTES} can be read"
-        raise OSError(errno.EFBIG, text, str(path))
-    return path.read_bytes()
-
-
 def json_text(value: Any) -> str:
     """Return `value` as JSON; null stands for infinities and NaN, which JSON does not have."""
     try:
@@ -179,6 +145,14 @@ def _without_infinities(value: Any) -> Any:
 def plain(value: Any) -> Any:
     """Return an integer of another class, such as NumPy's, as Python's own."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal obeys: control characters are written as in JSON.
+
+    Newlines and tabs stay; what turns the direction of writing, and half characters, do not.
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
@@ -43,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(quiet=args.quiet)
     try:
         # What TVM prints, of a ROCm that it does not find, is no result.
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
+        with console.listening(), redirect_stdout(io.StringIO()):
             return args.handler(args, console)
     except KeyboardInterrupt:  # where no `relax_fusion_command` watches over the process
         return _failed("interrupted", 130, show_traceback=False)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import json
+import logging
 import sys
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..validation import json_text
+from ..validation import json_text, printable
 
 
 class CliError(Exception):
@@ -40,16 +45,28 @@ class Console:
         self._out = sys.stdout
         self._start = time.perf_counter()
 
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Print as warnings, in a context, what modules warn of and what ours log."""
+        logger, handler = logging.getLogger(__name__.partition(".")[0]), _Warning(self)
+        logger.addHandler(handler)
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: self.warn(str(message))
+                yield
+        finally:
+            logger.removeHandler(handler)
+
     def step(self, text: str) -> None:
         """Say what starts now, with the seconds since the command began."""
         if not self.quiet:
             elapsed = time.perf_counter() - self._start
-            tell(f"[{elapsed:6.1f} s] {text}")
+            tell(f"[{elapsed:6.1f} s] {' '.join(text.split())}")
 
     def result(self, text: str = "") -> None:
         """Print a line, or several, of the result, whatever the encoding of stdout can write."""
         encoding = self._out.encoding or "utf-8"
-        told = text.encode(encoding, "backslashreplace").decode(encoding)
+        told = printable(text).encode(encoding, "relax_fusion.json").decode(encoding)
         print(told, file=self._out, flush=True)
 
     def json(self, document: dict[str, Any]) -> None:
@@ -65,17 +82,27 @@ class Console:
 def tell(line: str) -> None:
     """Print a line on stderr.  That nobody can read it is no reason to stop."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Align `rows` in columns, with a rule under the first."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    rule = tuple("-" * width for width in widths)
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (rows[0], rule, *rows[1:])
-    )
+class _Warning(logging.Handler):
+    """Hands what is logged to a console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.warn(record.getMessage())
+
+
+def _as_in_json(err: UnicodeError) -> tuple[str, int]:
+    """Write characters that an encoding lacks as JSON does, for they may stand in JSON."""
+    assert isinstance(err, UnicodeEncodeError)
+    return json.dumps(err.object[err.start : err.end])[1:-1], err.end
+
+
+codecs.register_error("relax_fusion.json", _as_in_json)
 
 
 def first_line(err: BaseException) -> str:

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..estimator.shortlist import MOST
+from ..validation import printable
 from .argument_types import natural, path, positive, token_ids
 from .bench.arguments import add_bench
 from .compile import compile_command
@@ -45,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like every other error of the program."""
 
     def error(self, message: str) -> NoReturn:
-        message = message.replace("\n", " ")
+        message = printable(message.replace("\n", " "))
         self.exit(2, f"relax-fusion: error: {message} (see {self.prog} --help)\n")
 
 

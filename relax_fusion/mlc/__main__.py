@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import RelaxFusionError
+from ..validation import printable
 from .installation import install
 from .package import KNOWN
 
@@ -32,7 +33,7 @@ def _advice(err: ImportError) -> str:
 
 
 def _failed(why: str) -> int:
-    print(f"relax_fusion.mlc: error: {why}", file=sys.stderr)
+    print(printable(f"relax_fusion.mlc: error: {why}"), file=sys.stderr)
     return 1
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..validation import printable
 from .coverage import Coverage, Leftover
 from .decision import Decision
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     """Lay out rows of text in columns; the first row is the head."""
+    rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = [[c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows]
     text = ["  ".join(row).rstrip() for row in padded]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from relax_fusion.cli import main
 from relax_fusion.cli.console import Console
+from relax_fusion.mlc.__main__ import _failed as mlc_failed
+from relax_fusion.validation import printable
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,5 +187,41 @@ def test_progress_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatc
 def test_results_that_the_encoding_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    Console().result("mod\xe8le \udcff")
-    assert written.getvalue() == b"mod\\xe8le \\udcff\n"
+    told = "mod\xe8le \udcff \U0001f600"
+    Console().result(told)
+    Console().json({"source": told})
+    line, document = written.getvalue().split(b"\n", 1)
+    assert line == rb"mod\u00e8le \udcff \ud83d\ude00" and json.loads(document)["source"] == told
+
+
+CONTROLS = "\x1b[2J\x1b]0;owned\x07\r\x08\x7f\x85\x9b31m\u202e\u2066\u2069"
+HIDDEN = r"\u001b[2J\u001b]0;owned\u0007\u000d\u0008\u007f\u0085\u009b31m\u202e\u2066\u2069"
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys) -> None:
+    """Whatever holds them: a record, an argument, a warning, an exception, a log."""
+    phase = {"file": CONTROLS, "title": f"{CONTROLS}\n", "seconds": 1.0, "passes": []}
+    record = {"phases": [phase], "options": {}, "failed": CONTROLS, "format": 1}
+    (tmp_path / "passes.json").write_text(json.dumps(record))
+    assert main(["inspect", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.count(HIDDEN) == 3 and rf"{HIDDEN}\n" in text
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    told = capsys.readouterr().out
+    assert json.loads(told)["failed"] == CONTROLS and told.isascii()
+    for arguments in (["explain", f"{CONTROLS}\udcff"], [CONTROLS], ["run", CONTROLS, "--prompt-ids", "1"]):
+        assert main([*arguments, *["--traceback"] * (len(arguments) > 1)]) in (1, 2)
+    console = Console()
+    console.step(f"exporting {CONTROLS}\nrelax-fusion: error: forged")
+    with console.listening():
+        warnings.warn(CONTROLS, stacklevel=1)
+        logging.getLogger("relax_fusion.launch.cache").warning("%s is damaged", CONTROLS)
+    mlc_failed(CONTROLS)
+    err = capsys.readouterr().err
+    assert err.count(r"relax-fusion: warning: \u001b") == 2 and "\\u2069 is damaged\n" in err
+    assert all(line.isprintable() for line in err.split("\n"))
+    assert "\nrelax-fusion: error: forged" not in err and "relax_fusion.mlc: error: " in err
+
+
+def test_layout_stays() -> None:
+    assert printable("a\n\tb \xe9\u05d0\u200d\U0001f600") == "a\n\tb \xe9\u05d0\u200d\U0001f600"
