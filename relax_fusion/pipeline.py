@@ -57,7 +57,6 @@ from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.fuse_ops import FuseOps
 from .transforms.in_place import NameInPlaceResults, SeparateWrites
-from .transforms.item_groups import InlineItemGroups
 from .transforms.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
 from .transforms.legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .transforms.memory_planning import PlanMemory
@@ -155,7 +154,6 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         relax.transform.AnnotateTIROpPattern(),
         FoldConstants(),
         FuseOps(),
-        InlineItemGroups(),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),
     ]

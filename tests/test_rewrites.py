@@ -39,7 +39,6 @@ from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
 from relax_fusion.transforms.device_targets import BindDeviceTargets
 from relax_fusion.transforms.fuse_ops import FuseOps
 from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
-from relax_fusion.transforms.item_groups import InlineItemGroups
 from relax_fusion.transforms.kernel_limits import (
     FiniteConstants,
     FoldGridDepth,
@@ -79,7 +78,6 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseDequantize": FuseDequantize(),
     "FuseOps": FuseOps(),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
-    "InlineItemGroups": InlineItemGroups(),
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
     "MergeDuplicates": MergeDuplicates(),

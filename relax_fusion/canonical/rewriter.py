@@ -236,13 +236,17 @@ def same_type(a: relax.Expr, b: relax.Expr) -> bool:
 def _without_unread(
     blocks: list[relax.BindingBlock], results: list[relax.Var], memory: Memory
 ) -> list[relax.BindingBlock]:
-    """Leave out what dataflow blocks compute by operators, or name again, and nothing reads."""
+    """Leave out what dataflow blocks compute by operators, or name again, and nothing reads.
+
+    A match_cast checks sizes, or binds some that are read.
+    """
     read, left = {*map(hash, results)}, []
     for block in reversed(blocks):
         kept = []
         for binding in reversed(items_of(block.bindings)):
             var, value = binding.var, binding.value
-            if hash(var) in read or not isinstance(var, relax.DataflowVar):
+            plain = isinstance(var, relax.DataflowVar) and isinstance(binding, relax.VarBinding)
+            if hash(var) in read or not plain:
                 is_read = True
             else:
                 effect = memory.effects.get(var)

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ..estimator.families.cpu_generated.registers import Registers, sides_of
 from ..tiling import Compute, Load, Store
-from ..tiling.space import Step
+from ..tiling.space import Access, Step, access
 from ..tiling.structure import Node
 from ..workload import Graph
 from ..workload.graph import Block
@@ -47,7 +47,7 @@ class RegisterTiles(TileWriter):
     ):
         super().__init__(graph, buffers, dims, tiling, registers)
         self.panels: dict[str, tirx.Var] = {}
-        self.packed: str | None = None
+        self.packed: Access | None = None
         self.direct = False
         self.summed: dict[str, tirx.Expr] = {}
         self.panel_place: list[tirx.Expr] = []
@@ -70,11 +70,14 @@ class RegisterTiles(TileWriter):
                 depth = prod(self.schedule.tile[n] for n in step.reduced)
                 self.panels[step.out] = T.alloc_buffer([int64(depth), int64(width)], ACCUMULATE)
 
-    def _weight(self, step: Step) -> str | None:
-        """Return the operand from memory that has the columns of a contraction, and no rows."""
+    def _weight(self, step: Step) -> Access | None:
+        """Return the operand from memory that has the columns of a contraction, and no rows.
+
+        Both operands may be of one tensor: places tell them apart.
+        """
         _, column = self.sides.get(step.out, ("", ""))
-        found = (r.tensor for r in step.reads if column in r.loops)
-        return next((tensor for tensor in found if tensor not in self.space.step), None)
+        found = (read for read in step.reads if column in read.loops)
+        return next((read for read in found if read.tensor not in self.space.step), None)
 
     def _width(self, step: Step) -> int:
         return self.registers.width(self.schedule.tile[self.sides[step.out][1]])
@@ -155,7 +158,8 @@ class RegisterTiles(TileWriter):
         """Copy the columns of a panel: what lies beyond the last one is never read."""
         (_, column), width = self.sides[step.out], self._width(step)
         weight, panel, reduced = self._weight(step), self.panels[step.out], sorted(step.reduced)
-        (read,) = (r for r in reads(block.value) if r.tensor == weight)
+        assert weight is not None, "there are panels of weights only"
+        read = next(r for r in reads(block.value) if self._access(r) == weight)
         left = self.elements_of(column) - first[column]
 
         def copy(over: Sequence[tirx.Expr], c: tirx.Expr) -> None:
@@ -188,12 +192,11 @@ class RegisterTiles(TileWriter):
                     over[place] = over[place] * int64(lanes) + r
                     copy(over, square * int64(lanes) + c)
 
-    def _along(self, step: Step, weight: str | None) -> str | None:
+    def _along(self, step: Step, weight: Access) -> str | None:
         """Return the loop of the sum along which a weight lies, if squares of it can be turned."""
-        (read,) = (read for read in step.reads if read.tensor == weight)
-        last = read.loops[-1]
-        apart = [at for at in read.at if last in dict(at.terms)]
-        neighbours = apart == [At(((last, 1),))] and read.at[-1] == apart[0]
+        last = weight.loops[-1]
+        apart = [at for at in weight.at if last in dict(at.terms)]
+        neighbours = apart == [At(((last, 1),))] and weight.at[-1] == apart[0]
         found = neighbours and last in step.reduced and self._divides(last, self.registers.lanes)
         return last if found else None
 
@@ -262,9 +265,13 @@ class RegisterTiles(TileWriter):
         """Return an element, of the panel where it was copied."""
         if read.tensor in self.summed:
             return self.summed[read.tensor]
-        if self.packed is not None and read.tensor == self.packed:
+        if self.packed is not None and self._access(read) == self.packed:
             return self.panels[self.step.out][tuple(self.panel_place)]
         return super()._read(read)
+
+    def _access(self, read: Read) -> Access:
+        """Return an element that the current statement reads, in loops."""
+        return access(read.tensor, read.at, self.tiling.loop_of[self.step.out])
 
     def is_row(self, step: Step) -> bool:
         """Tell whether a statement combines neighbours along one loop."""

@@ -18,6 +18,7 @@ from ..errors import Decline, Reason
 from ..workload import Operand, Workload, in_order
 from .effects import Memory, free_vars
 from .identity import Identity, items_of
+from .sizes import binders
 
 PrimExpr: TypeAlias = ir.Expr
 Shape: TypeAlias = Sequence[PrimExpr | int]
@@ -166,6 +167,7 @@ class BlockView:
         self.defs = {b.var: b.value for b in self.bindings}
         self.index = {var: i for i, var in enumerate(self.defs)}
         self.reads = {var: free_vars(value) for var, value in self.defs.items()}
+        self.binders = binders(self.bindings)
         self._users: dict[Identity, list[relax.Var]] = {}
         for var, reads in self.reads.items():
             for read in reads:
@@ -221,6 +223,10 @@ class BlockView:
         """Return the bindings of this block that read `var`."""
         return self._users.get(hash(var), [])
 
+    def needs(self, var: relax.Var) -> list[relax.Var]:
+        """Return what the binding of `var` reads, and the match_casts that bind its sizes."""
+        return [*self.reads[var], *self.binders.get(hash(var), ())]
+
     def escapes(self, var: relax.Var) -> bool:
         """Tell whether `var` is read outside this block."""
         return var in self.is_output
@@ -245,7 +251,7 @@ class BlockView:
             if var not in seen and self.index.get(var, -1) >= first:
                 together = self.taken[var].covers if var in self.taken else (var,)
                 seen.update(together)
-                stack.extend(read for v in together for read in self.reads[v])
+                stack.extend(read for v in together for read in self.needs(v))
         return False
 
     def _first_that_can_read(self, targets: set[relax.Var]) -> int:

@@ -37,8 +37,8 @@ def order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
     items = sorted(set(owner))
     needs: dict[int, set[int]] = {item: set() for item in items}
     at = {hash(v): i for v, i in view.index.items()}
-    for me, reads in zip(owner, view.reads.values(), strict=True):
-        before = (at.get(hash(v)) for v in reads)
+    for me, var in zip(owner, view.index, strict=True):
+        before = (at.get(hash(v)) for v in view.needs(var))
         needs[me].update(owner[j] for j in before if j is not None)
     makers = [{me} for me in owner]
     for number, match in enumerate(matches):

@@ -229,7 +229,7 @@ def _step(
 ) -> Step:
     """Return a statement with its loops."""
     loop = {axis: name for (out, axis), name in loop_of.items() if out == block.out}
-    found = [_access(r.tensor, r.at, loop) for value in block.values() for r in reads(value)]
+    found = [access(r.tensor, r.at, loop) for value in block.values() for r in reads(value)]
     waits: set[str] = set()
     for name in {read.tensor for read in found} & set(known):
         maker = known[name]
@@ -240,7 +240,7 @@ def _step(
     slots = instructions(block.value).items()
     operands = sorted(dtypes, key=lambda dtype: (dtype != "float32", STORED_BYTES[dtype], dtype))
     return Step(
-        _access(block.out, block.at, loop),
+        access(block.out, block.at, loop),
         frozenset(loop.values()),
         frozenset(loop[a.name] for a in block.reduced),
         tuple(dict.fromkeys(found)),
@@ -251,7 +251,7 @@ def _step(
     )
 
 
-def _access(tensor: str, places: tuple[At, ...], loop: Mapping[str, str]) -> Access:
+def access(tensor: str, places: tuple[At, ...], loop: Mapping[str, str]) -> Access:
     """Return elements whose coordinates are in axes as elements whose coordinates are in loops."""
     return Access(
         tensor,

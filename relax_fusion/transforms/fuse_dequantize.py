@@ -13,6 +13,7 @@ from ..matching.decoding_groups import Group, group_of
 from ..matching.dequantized import Dequantized, dequantized, tensors_of
 from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
+from ..matching.identity import Identity
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.remembered import memory_of
 from ..matching.shapes import shape_of
@@ -103,7 +104,7 @@ class _Fuser:
         if all(new is old for new, old in zip(bindings, view.bindings, strict=True)):
             return None
         steps = {step for found in weights.values() for weight in found for step in weight.steps}
-        return relax.DataflowBlock(_without_unread(bindings, steps))
+        return relax.DataflowBlock(_without_unread(bindings, steps, view.binders))
 
     def _fused(
         self, view: BlockView, binding: relax.Binding, found: list[Dequantized]
@@ -142,16 +143,18 @@ def _decoded_weights(view: BlockView, binding: relax.Binding) -> list[Dequantize
 
 
 def _without_unread(
-    bindings: list[relax.Binding], steps: Collection[relax.Var]
+    bindings: list[relax.Binding],
+    steps: Collection[relax.Var],
+    binders: Mapping[Identity, list[relax.Var]],
 ) -> list[relax.Binding]:
-    """Drop those of `steps` that nothing reads any more."""
+    """Drop those of `steps` that nothing reads any more, nor any size that they bind."""
     kept: list[relax.Binding] = []
     read: set[relax.Var] = set()
     for binding in reversed(bindings):
         var = binding.var
         if var in steps and var not in read and isinstance(var, relax.DataflowVar):
             continue
-        read.update(free_vars(binding.value))
+        read.update(free_vars(binding.value), binders.get(hash(var), ()))
         kept.append(binding)
     return kept[::-1]
 

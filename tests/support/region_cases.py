@@ -39,6 +39,23 @@ CASES = [
     ),
     Case(
         half(
+            "one_tensor_twice",
+            "x[2,n,48] k[2,40,32] K[48,32]",
+            "g = R.matmul(R.permute_dims(k, [0, 2, 1]), k); y = R.matmul(R.matmul(x, K), g)",
+            "y",
+            n=21,
+        ),
+        """
+        t0[h, p, k]    float32 = sum q: w0[h, q, p] * w0[h, q, k]
+        t1[h, p, k]    float16 = t0[h, p, k]
+        t2[m, n, r]    float32 = sum s: x0[m, n, s] * w1[s, r]
+        t3[m, n, r]    float16 = t2[m, n, r]
+        t4[m, n, k]    float32 = sum r: t3[m, n, r] * t1[m, r, k]
+        out0[m, n, k]  float16 = t4[m, n, k]
+        """,
+    ),
+    Case(
+        half(
             "token_mixer",
             "x[3,40,48] W[40,32] p[32] WV[32,40] q[40]",
             "t = R.permute_dims(x, [0, 2, 1]); h = R.nn.gelu(R.add(R.matmul(t, W), p))\n"

@@ -1,4 +1,4 @@
-"""Functions whose sizes and numbers only the run knows become kernels."""
+"""Functions whose sizes only the run knows, or that read parts of tuples, become kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_fusion.pipeline import relax_fusion_pipeline
+from relax_fusion import PipelineOptions
+from relax_fusion.matching.pattern import is_call
+from relax_fusion.pipeline import phase1_fuse, phase2_lower, relax_fusion_pipeline
 
+from ..support.chains import HEADER
 from ..support.quick import machine, quick_host, quickly
 
 N, M = 3, 2
@@ -66,3 +69,104 @@ def test_sizes_and_numbers_of_the_run(name: str, vm: relax.VirtualMachine) -> No
     if name == "matmul":
         expected = expected / (1 + np.exp(-expected))
     np.testing.assert_allclose(made, expected, 1e-5)
+
+
+SIZED = """
+    @R.function
+    def unread(x: R.Tensor(("k", 4), "float32"), shape: R.Shape(ndim=2)):
+        n, k = T.int64(), T.int64()
+        with R.dataflow():
+            c = R.match_cast(shape, R.Shape([n, 4]))
+            r = R.reshape(x, R.shape([n, 4]))
+            y = R.nn.relu(R.matmul(r, R.ones((4, 4), "float32")))
+            R.output(y)
+        return y
+
+    @R.function
+    def behind(x: R.Tensor(("k", 4), "float32"), shape: R.Shape(ndim=2)):
+        n, k = T.int64(), T.int64()
+        with R.dataflow():
+            a = R.exp(x)
+            c = R.match_cast(shape, R.Shape([n, 4]))
+            r = R.reshape(x, R.shape([n, 4]))
+            y = R.multiply(a, R.sum(r, axis=[0]))
+            R.output(y)
+        return y
+
+    @R.function
+    def between(x: R.Tensor(("k", 4), "float32"), shape: R.Shape(ndim=2)):
+        n, k = T.int64(), T.int64()
+        with R.dataflow():
+            p = R.matmul(x, R.ones((4, 4), "float32"))
+            c = R.match_cast(shape, R.Shape([n, 4]))
+            q = R.matmul(x, R.ones((4, 4), "float32"))
+            r = R.reshape(R.add(p, q), R.shape([n, 4]))
+            y = R.add(r, R.matmul(R.nn.silu(r), R.ones((4, 4), "float32")))
+            R.output(y)
+        return y
+"""
+ONES = np.ones((4, 4), "float32")
+SUMS = 2 * X @ ONES
+MADE = {
+    "unread": np.maximum(X @ ONES, 0),
+    "behind": np.exp(X) * X.sum(0),
+    "between": SUMS + (SUMS / (1 + np.exp(-SUMS))) @ ONES,
+}
+
+
+def test_kernels_stand_behind_the_match_cast_that_binds_their_sizes() -> None:
+    mod = tvm.script.from_source(HEADER + SIZED)
+    made = machine(quickly(mod, relax_fusion_pipeline(quick_host())))
+    for name, expected in MADE.items():
+        found = made[name](tvm.runtime.tensor(X), tvm.runtime.ShapeTuple([6, 4]))
+        np.testing.assert_allclose(found.numpy(), expected, 1e-5, 1e-5)
+
+
+TUPLES = range(9)
+"""As many as FuseOps confuses for sure: it goes through them in the order of their addresses."""
+
+
+def test_one_kernel_reads_items_of_many_tuples() -> None:
+    matrix = "R.Tensor((4, {}), 'float32')"
+    tuples = [
+        f"p{i}: R.Tuple({matrix.format(2 * i + 1)}, {matrix.format(2 * i + 2)})" for i in TUPLES
+    ]
+    items = ", ".join(f"p{i}[0], R.negative(p{i}[1])" for i in TUPLES)
+    text = f"""
+    @R.function
+    def main({", ".join(tuples)}):
+        with R.dataflow():
+            y = R.exp(R.concat([{items}], axis=1))
+            R.output(y)
+        return y
+"""
+    mod = tvm.script.from_source(HEADER + text)
+    made = machine(quickly(mod, relax_fusion_pipeline(quick_host())))
+    rng = np.random.default_rng(1)
+    parts = [
+        [rng.standard_normal((4, 2 * i + n)).astype("float32") for n in (1, 2)] for i in TUPLES
+    ]
+    given = [tuple(map(tvm.runtime.tensor, pair)) for pair in parts]
+    joined = np.concatenate([part for a, b in parts for part in (a, -b)], axis=1)
+    np.testing.assert_allclose(made["main"](*given).numpy(), np.exp(joined), 1e-5)
+
+
+@pytest.mark.parametrize("value", ["R.matmul(x, q[0])", "R.cumsum(q[0], axis=0)", "R.add(x, q[0])"])
+def test_kernels_read_parts_of_nested_tuples(value: str) -> None:
+    matrix = 'R.Tensor((8, 8), "float32")'
+    text = f"""
+    @R.function
+    def main(x: {matrix}, p: R.Tuple({matrix}, R.Tuple({matrix}, {matrix}))):
+        with R.dataflow():
+            q = p[1]
+            y = {value}
+            R.output(y)
+        return y
+"""
+    mod, options = tvm.script.from_source(HEADER + text), PipelineOptions(quick_host())
+    with options.target:
+        for step in (*phase1_fuse(options), *phase2_lower(options)):
+            mod = step(mod)
+    functions = [g.name_hint for g, f in mod.functions_items() if isinstance(f, relax.Function)]
+    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    assert functions == ["main"] and is_call(values[-1], "relax.call_tir")

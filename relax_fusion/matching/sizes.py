@@ -1,0 +1,63 @@
+"""Symbolic sizes that a match_cast binds: who needs them, and so comes behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tvm import ir, relax
+
+from .expressions import found_in
+from .identity import Identity
+
+
+def bound_sizes(bindings: Sequence[relax.Binding]) -> set[Identity]:
+    """Return the sizes that match_casts among bindings in a valid order bind.
+
+    A match_cast checks those that are named in front of it.
+    """
+    found: set[Identity] = set()
+    named: set[Identity] = set()
+    if any(isinstance(b, relax.MatchCast) for b in bindings):
+        for binding in bindings:
+            if isinstance(binding, relax.MatchCast):
+                named.update(_names(binding.value))
+                found.update(s for s in _definable(binding) if s not in named)
+            named.update(_names(binding))
+    return found
+
+
+def binders(
+    bindings: Sequence[relax.Binding], bound: Collection[Identity] | None = None
+) -> dict[Identity, list[relax.Var]]:
+    """Return, by variable, the match_casts that bind the sizes which its binding needs.
+
+    Parameters
+    ----------
+    bindings : sequence of Binding
+        Those of a block.
+    bound : collection of int, optional
+        What `bound_sizes` says of them, where they are in no valid order.
+    """
+    bound = bound_sizes(bindings) if bound is None else bound
+    makers: dict[Identity, relax.Var] = {}
+    for binding in bindings if bound else ():
+        if isinstance(binding, relax.MatchCast):
+            for size in _definable(binding):
+                makers.setdefault(size, binding.var)
+    needed: dict[Identity, list[relax.Var]] = {}
+    for binding in bindings if bound else ():
+        names = (_names(binding) & makers.keys()) & set(bound)
+        found = {hash(makers[size]): makers[size] for size in names}
+        found.pop(hash(binding.var), None)
+        if found:
+            needed[hash(binding.var)] = list(found.values())
+    return needed
+
+
+def _definable(cast: relax.MatchCast) -> list[Identity]:
+    return [hash(size) for size in relax.analysis.definable_tir_vars_in_type(cast.ty)]
+
+
+def _names(node: relax.Binding | relax.Expr) -> set[Identity]:
+    """Return the variables that a binding or a value names, those in types among them."""
+    return {hash(var) for var in found_in(node, ir.Var)}
