@@ -66,6 +66,7 @@ from .transforms.own_constants import CopyConstants, FoldConstants
 from .transforms.record_launches import RecordLaunches
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
+from .transforms.unaligned_arguments import UnalignedArguments
 from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from .triton_bridge.ahead import CompileAhead
@@ -260,7 +261,7 @@ def lower_to_vm(options: PipelineOptions) -> list[Pass]:
     if options.ext_mods:
         passes.append(relax.transform.AttachExternModules(list(options.ext_mods)))
     cubins = [CompileCUDAKernels(options.target, options.nvrtc)] if options.nvrtc else []
-    return [*passes, *cubins, EmbedTritonKernels()]
+    return [*passes, UnalignedArguments(options.target), *cubins, EmbedTritonKernels()]
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

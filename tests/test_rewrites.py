@@ -51,6 +51,7 @@ from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
 from relax_fusion.transforms.returned_views import ReturnReshapedViews, RewriteReshapes
+from relax_fusion.transforms.unaligned_arguments import UnalignedArguments
 from relax_fusion.transforms.wide_indices import WidenIndices
 from relax_fusion.triton_bridge import EmitTritonKernels
 
@@ -95,6 +96,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "RoundNarrowFloats": RoundNarrowFloats(CPU),
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
     "SeparateWrites": SeparateWrites(),
+    "UnalignedArguments": UnalignedArguments(CPU),
     "UnshareTransposes": UnshareTransposes(),
     "WidenFloat8Products": WidenFloat8Products(H200),
     "WidenIndices": WidenIndices(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import tvm
+import tvm_ffi
 
 UNWRITTEN = 0xFEED
 """The bits of a NaN that no conversion makes: what is in results, and around tensors."""
@@ -64,3 +66,14 @@ def unwritten(like: np.ndarray) -> np.ndarray:
     """Return an array of the same shape and dtype in which nothing has been written."""
     words = np.full(like.nbytes // 2, UNWRITTEN, "uint16")
     return words.view(like.dtype).reshape(like.shape)
+
+
+def unaligned(values: np.ndarray, offset: int | None = None) -> tvm.runtime.Tensor:
+    """Return a tensor that begins `offset` bytes behind a multiple of 64, or an element behind."""
+    values = np.ascontiguousarray(values)
+    room = np.empty(values.nbytes + 128, "uint8")
+    first = -room.ctypes.data % 64 + (values.itemsize if offset is None else offset)
+    inside = room[first : first + values.nbytes]
+    inside[:] = values.reshape(-1).view("uint8")
+    made = tvm_ffi.from_dlpack(inside) if inside.size else tvm.runtime.tensor(inside)
+    return made._create_view(values.shape, str(values.dtype))

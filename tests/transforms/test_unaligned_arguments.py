@@ -1,0 +1,60 @@
+"""Code for a host takes arguments at any address: NumPy's, and slices of PyTorch's tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import relax_fusion
+from relax_fusion import make_target
+from relax_fusion.workload.reference import numpy_dtype
+
+from ..support.buffers import unaligned
+
+LINES = """
+@I.ir_module
+class Module:
+    @T.prim_func
+    def twice(x: T.Buffer((4, 64), "{0}"), y: T.Buffer((4, 64), "{0}")):
+        T.func_attr({{"tirx.is_scheduled": True}})
+        for i in range(4):
+            for j in T.vectorized(64):
+                y[i, j] = x[i, j] + x[i, j]
+
+    @R.function
+    def main(x: R.Tensor((4, 64), "{0}"), w: R.Tensor(("n", 64), "{0}")):
+        with R.dataflow():
+            y = R.call_tir(Module.twice, (x,), out_ty=R.Tensor((4, 64), "{0}"))
+            z = R.add(w, w)
+            R.output(y, z)
+        return y, z
+"""
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float16", "float32", "float64", "int8", "uint32", "int64"]
+)
+def test_at_any_address(dtype: str) -> None:
+    """In kernels of the library's, and in PrimFuncs that users bring."""
+    built = relax_fusion.build(tvm.script.from_source(LINES.format(dtype)), "llvm")
+    run = relax.VirtualMachine(built, tvm.cpu())["main"]
+    x = np.arange(256).reshape(4, 64) % 50
+    x = x.astype(numpy_dtype(dtype))
+    for offset in {1, 3, x.itemsize, 16, 32, 48}:
+        for found in run(unaligned(x, offset), unaligned(x, offset)):
+            np.testing.assert_array_equal(found.numpy(), x + x)
+
+
+def test_no_aligned_instruction() -> None:
+    """TVM's own module has them: a later one, without them, would need no pass."""
+    mod = tvm.script.from_source(LINES.format("float32"))
+
+    def widest(built: relax.VMExecutable) -> bool:
+        text = next(m for m in built.mod.imports if m.kind == "llvm").inspect_source("ll")
+        return "align 64" in text
+
+    target = make_target("llvm")
+    assert widest(tvm.compile(mod, target))
+    assert not widest(relax_fusion.build(mod, target))
