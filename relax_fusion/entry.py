@@ -8,8 +8,10 @@ import tvm
 from tvm import ir
 from tvm.target import Target
 
-from .options import make_options
-from .pipeline import PHASES, run_phases
+from .options import PipelineOptions, make_options
+from .phases import run_once, run_phases
+from .pipeline import PHASES
+from .recovery import recovered
 
 
 def partition(mod: ir.IRModule, target: Target | str | None = None, **pipeline: Any) -> ir.IRModule:
@@ -62,5 +64,12 @@ def build(
     PipelineError, TargetError
         As `partition`.
     """
-    options = make_options(target, pipeline)
-    return tvm.compile(mod, options.target, relax_pipeline=run_phases(options, PHASES))
+
+    def compiled(options: PipelineOptions) -> tvm.runtime.Executable:
+        @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
+        def phases(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+            return run_once(options, PHASES, mod)
+
+        return tvm.compile(mod, options.target, relax_pipeline=phases)
+
+    return recovered(compiled, make_options(target, pipeline))

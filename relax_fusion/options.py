@@ -49,9 +49,26 @@ def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
     return AfterValidator(demand)
 
 
+_OTHERS = (
+    *("FuseDequantize", "FoldReshapes", "UnshareTransposes", "FuseTransposeMatmul"),
+    *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
+    *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),
+    *("RecordKernels", "RecordLaunches"),
+)
+"""Other passes of ours without which a module computes the same."""
+
+_KEY = re.compile("[0-9a-f]{8}")
+
+
+def optional_passes() -> list[str]:
+    """Return the names of the passes that may be left out, in the order in which they run."""
+    return [*CANONICAL, *PATTERNS, *_OTHERS]
+
+
 def _known_pass(name: str) -> str:
-    if name not in PATTERNS and name not in CANONICAL:
-        raise ValueError(f"must be one of {', '.join([*CANONICAL, *PATTERNS])}")
+    if name not in optional_passes() and not _KEY.fullmatch(name):
+        known = ", ".join([*CANONICAL, *PATTERNS])
+        raise ValueError(f"must be one of {known}, or a workload key (8 hex digits)")
     return name
 
 
@@ -125,7 +142,8 @@ class PipelineOptions:
         Interpret what every kernel replaces beside what it computes, by numpy, and leave a chain
         alone where they differ; "strict" raises `EquivalenceError` there.
     disable : iterable of str
-        Names of passes that are left out: fusing ones, and those of `relax_fusion.canonical`.
+        Names of passes that are left out: fusing ones, and those of `relax_fusion.canonical`; and
+        keys of workloads, whose chains are left alone.
     report : Report, optional
         Receives every decision, and which rule scheduled which function.
     progress : callable, optional
@@ -192,7 +210,7 @@ class PipelineOptions:
         """Refuse the name of a plan that could never be asked for, such as a misspelt pass."""
         _ = self.fuse  # checks the plans themselves
         for name in self.plans:
-            if name not in PATTERNS and not re.fullmatch(r"[0-9a-f]{8}", str(name)):
+            if name not in PATTERNS and not _KEY.fullmatch(str(name)):
                 raise PipelineError(
                     f"plans names {shown(name)}; it must be a workload key (8 hex digits) or one "
                     f"of {', '.join(PATTERNS)}"

@@ -10,10 +10,8 @@ the other.  A user can take five of the functions and replace one::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.ir.transform import Pass
 from tvm.s_tir import dlight as dl
@@ -37,10 +35,9 @@ from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory.collect import RecordKernels, RecordWork
 from .inventory.record_graph import RecordGraph
 from .launch.cuda_kernels import CompileCUDAKernels
-from .launch.cuda_source import source_compiler
-from .matching.remembered import remembered
-from .options import PipelineOptions, choices, dumped, make_options
+from .options import PipelineOptions, make_options
 from .passes import PATTERNS
+from .phases import Phase, run_phases
 from .transforms.annotate import (
     AttachAdditionalPrimFuncs,
     AttachFunctionAttrs,
@@ -49,10 +46,7 @@ from .transforms.annotate import (
     RefuseLowered,
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
-from .transforms.cycles import no_cycles_collected
-from .transforms.debug_dump import paged, phase_runner
 from .transforms.device_targets import BindDeviceTargets
-from .transforms.ffi_errors import as_themselves
 from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.fuse_ops import FuseOps
@@ -282,8 +276,6 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     return [*plan_memory(options), metadata, *graphs, *lower_to_vm(options)]
 
 
-Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
-
 PHASES: tuple[Phase, ...] = (
     ("debug-phase0.py", phase0_annotate, "annotating"),
     ("debug-phase1.py", phase1_fuse, "fusing operators"),
@@ -319,30 +311,3 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
         If no device is known for the target.
     """
     return run_phases(make_options(target, kwargs), PHASES)
-
-
-def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
-    """Return a pass that runs phases in turn, and dumps the module and ``report.html``, if asked.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What each phase is given.
-    phases : sequence of tuple
-        As in `PHASES`.
-    """
-    wanted = dumped(options, [file for file, *_ in phases])
-
-    @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
-    def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        target, dump = options.target, phase_runner(wanted, mod, choices(options))
-        page = paged(options.report, target, options.fuse.backend, options.debug_dump)
-        with page, target, no_cycles_collected(), remembered(), source_compiler(), dump as perform:
-            for file, phase, doing in phases:
-                if options.progress is not None:
-                    with as_themselves():
-                        options.progress(doing)
-                mod = perform(file, doing, phase(options), mod)
-        return mod
-
-    return run

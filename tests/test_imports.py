@@ -18,7 +18,18 @@ FLOORS = (
         *("quantization", "cuda_kernels", "inventory"),
     ),
     ("passes", "dlight_rules", "triton_bridge"),
-    ("pipeline", "options", "entry", "models", "frontends", "mlc", "tuning", "timing"),
+    (
+        "pipeline",
+        "phases",
+        "recovery",
+        "options",
+        "entry",
+        "models",
+        "frontends",
+        "mlc",
+        "tuning",
+        "timing",
+    ),
     ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

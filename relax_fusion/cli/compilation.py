@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,9 @@ def report_record(report: Report) -> dict[str, Any]:
         "calls": report.calls_to_json(),
         "work": report.work_to_json(),
     }
-    return {**{name: json.loads(text) for name, text in texts.items()}, "kernels": report.kernels}
+    left_out = [asdict(each) for each in report.left_out]
+    parts = {name: json.loads(text) for name, text in texts.items()}
+    return {**parts, "kernels": report.kernels, "left_out": left_out}
 
 
 def write_report(file: Path, facts: Mapping[str, Any], report: Report) -> None:

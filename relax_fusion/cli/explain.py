@@ -14,12 +14,14 @@ from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..estimator.shape import box_sizes
 from ..hardware.target import device_of
 from ..options import PipelineOptions
-from ..pipeline import PHASES, count_launches, run_phases, schedule_kernels
+from ..phases import run_phases
+from ..pipeline import PHASES, count_launches, schedule_kernels
 from ..report import (
     Report,
     autotune_table,
     coverage_table,
     graphs_text,
+    left_out_table,
     leftovers_table,
     schedules_table,
     validation_table,
@@ -101,7 +103,8 @@ def _options(
 def _parts(report: Report, args: argparse.Namespace) -> list[str]:
     """Return the tables of a report, those that were asked for among them."""
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    parts = [fused_text(report.fused), autotune_table(report.fused), validation_table(report.fused)]
+    parts = [left_out_table(report.left_out), fused_text(report.fused)]
+    parts += [autotune_table(report.fused), validation_table(report.fused)]
     parts += [declined_text(report.declined), leftovers_text(report), rules]
     if args.coverage:
         parts.append(coverage_text(report))

@@ -18,6 +18,7 @@ from ..hardware.target import is_cpu, is_gpu
 from ..matching.expressions import found_in, thread_tag
 from ..report.decision import Scheduling
 from ..transforms.modules import functions_of, with_functions
+from ..transforms.running import making
 from .cpu.vector_math import with_vector_math
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
@@ -66,26 +67,31 @@ class ScheduleKernels:
         for gvar, func in mod.functions_items():
             if not isinstance(func, tirx.PrimFunc) or is_scheduled(func) or gvar in parts:
                 continue
-            name, target = gvar.name_hint, (func.attrs or {}).get("target", self.target)
-            func = without_empty_loops(func)
-            is_kernel = is_gpu(target) and not host_accesses(func.body, functions)
-            if is_kernel and not _has_no_threads(func):
-                schedule, scheduling = None, Scheduling(name, "")
-            else:
-                schedule, scheduling = schedule_by(self.rules, name, func, target)
-            if self.record is not None:
-                self.record.append(scheduling)
-            if schedule is not None:
-                func = launched_early(schedule.mod["main"], target)
-                func = func.with_attr("tirx.is_scheduled", 1)
-            if is_cpu(target):
-                func = with_vector_math(func)
-            if not is_gpu(target) and has_blocks(func):
-                func = with_starts(func)
-            elif is_gpu(target) and scheduling.rule != TRITON:
-                _check(scheduling, func, target, functions)
-            updated[gvar] = func
+            with making(func):
+                updated[gvar] = self._scheduled(gvar.name_hint, func, functions)
         return with_functions(mod, updated)
+
+    def _scheduled(self, name: str, func: tirx.PrimFunc, functions: Functions) -> tirx.PrimFunc:
+        """Return one function scheduled."""
+        target = (func.attrs or {}).get("target", self.target)
+        func = without_empty_loops(func)
+        is_kernel = is_gpu(target) and not host_accesses(func.body, functions)
+        if is_kernel and not _has_no_threads(func):
+            schedule, scheduling = None, Scheduling(name, "")
+        else:
+            schedule, scheduling = schedule_by(self.rules, name, func, target)
+        if self.record is not None:
+            self.record.append(scheduling)
+        if schedule is not None:
+            func = launched_early(schedule.mod["main"], target)
+            func = func.with_attr("tirx.is_scheduled", 1)
+        if is_cpu(target):
+            func = with_vector_math(func)
+        if not is_gpu(target) and has_blocks(func):
+            func = with_starts(func)
+        elif is_gpu(target) and scheduling.rule != TRITON:
+            _check(scheduling, func, target, functions)
+        return func
 
 
 def is_scheduled(func: tirx.PrimFunc) -> bool:

@@ -15,15 +15,14 @@ from tvm.target import Target
 
 from ..hardware.target import is_cuda, is_gpu
 from ..options import PipelineOptions, make_options
+from ..phases import Phase, run_phases
 from ..pipeline import (
-    Phase,
     lower_to_vm,
     phase1_fuse,
     phase2_lower,
     phase3_tir,
     phase4_schedule,
     plan_memory,
-    run_phases,
 )
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs

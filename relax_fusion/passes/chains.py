@@ -72,7 +72,9 @@ class FuseChains(FusingPass):
         refusal, found = None, []
         for region in self._regions(view, var):
             try:
-                found.append(_candidate(region))
+                candidate = _candidate(region)
+                if candidate.match.workload.key not in self.options.disable:
+                    found.append(candidate)
             except Refused as err:
                 refusal = err
         if found:

@@ -144,6 +144,10 @@ class _Fuser:
             if match is None:
                 continue
             match = self._permitted(match)
+            if self._is_disabled(match.workload):
+                detail = f"the workload {match.workload.key} is disabled"
+                self._record(function, match.where, Decline(Reason.SCHEDULE, detail), match)
+                continue
             tensors = [a.expr for a in match.args] + [o.var for o in match.outs]
             abroad = elsewhere(tensors, self.target)
             if abroad is not None:
@@ -165,6 +169,11 @@ class _Fuser:
         if work.dtype != "float32":
             return match
         return replace(match, workload=replace(work, allow_tf32=True))
+
+    def _is_disabled(self, work: Workload) -> bool:
+        """Tell whether no kernel is to be made; one for which a plan was given is made."""
+        given = self.options.plans.keys() & {work.key, self.pattern}
+        return work.key in self.options.disable and not given
 
     def _orderable(self, function: str, view: BlockView, matches: list[Match]) -> list[Match]:
         """Drop, one by one, matches that cannot be ordered together with those before them."""

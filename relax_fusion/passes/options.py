@@ -50,7 +50,8 @@ class FuseOptions:
         Times on the device, by which plans are chosen where there are some:
         ``Database(path).measured(str(target))``.
     disable : tuple of str
-        Names of passes that do not run: what they would take is free for others.
+        Names of passes that do not run, and keys of workloads of which no kernel is made: what
+        they would take is free for others.
     autotune : bool
         Have Triton's kernels of the four best-priced plans measured at their first call.
     """

@@ -1,11 +1,18 @@
 """What was decided about each chain and each kernel: as data, as text, as JSON."""
 
 from .coverage import Coverage, Launches, Leftover
-from .decision import Decision, Scheduling
+from .decision import Decision, LeftOut, Scheduling
 from .item import Array, Item, Product
 from .material import FunctionGraph, Material, Node, Source, Text
-from .report import Report, graphs_text, schedules_table, validation_table
-from .tables import autotune_table, coverage_table, leftovers_table
+from .report import Report, graphs_text
+from .tables import (
+    autotune_table,
+    coverage_table,
+    left_out_table,
+    leftovers_table,
+    schedules_table,
+    validation_table,
+)
 
 __all__ = [
     "Array",
@@ -14,6 +21,7 @@ __all__ = [
     "FunctionGraph",
     "Item",
     "Launches",
+    "LeftOut",
     "Leftover",
     "Material",
     "Node",
@@ -25,6 +33,7 @@ __all__ = [
     "autotune_table",
     "coverage_table",
     "graphs_text",
+    "left_out_table",
     "leftovers_table",
     "schedules_table",
     "validation_table",

@@ -79,3 +79,26 @@ class Scheduling:
     rule: str
     plans: PlanTable | None = None
     refusals: tuple[tuple[str, Decline], ...] = ()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A pass, or a chain, without which a module was compiled, as it could not be with it.
+
+    Parameters
+    ----------
+    name : str
+        Of the pass; or the key of the chain's workload, whose decision has the rest.
+    where : str
+        The pass that failed.
+    error : str
+        The class of the error and the first line of its message.
+    """
+
+    name: str
+    where: str
+    error: str
+
+    def __str__(self) -> str:
+        """Return the record as a part of a sentence."""
+        return f"{self.name} ({self.where} failed: {self.error})"

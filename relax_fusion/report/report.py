@@ -16,10 +16,17 @@ from ..validation import check, json_text
 from ..workload import Graph, Workload
 from ..workload.json import as_record
 from .coverage import Coverage, Launches, Leftover, coverage_of
-from .decision import Decision, Scheduling
+from .decision import Decision, LeftOut, Scheduling
 from .item import Item
 from .material import Material
-from .tables import autotune_table, leftovers_table, table
+from .tables import (
+    autotune_table,
+    left_out_table,
+    leftovers_table,
+    schedules_table,
+    table,
+    validation_table,
+)
 
 
 @dataclass
@@ -45,6 +52,8 @@ class Report:
         whose numbers were taken instead is named here.
     material : Material
         What `to_html` shows beside all that; the pipeline fills it in.
+    left_out : list of LeftOut
+        Passes and chains without which a module was compiled, as it could not be with them.
     """
 
     decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
@@ -55,6 +64,7 @@ class Report:
     kernels: Annotated[dict[str, str], InstanceOf()] = field(default_factory=dict)
     device: str = ""
     material: Annotated[Material, InstanceOf()] = field(default_factory=Material)
+    left_out: Annotated[list[LeftOut], InstanceOf()] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check(self, PipelineError, "report")
@@ -167,6 +177,7 @@ class Report:
     def text(self) -> str:
         """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
         lines = [
+            left_out_table(self.left_out),
             _fused_table(self.fused),
             autotune_table(self.fused),
             validation_table(self.fused),
@@ -306,14 +317,6 @@ def _seconds(decision: Decision) -> tuple[str, str]:
     return last.fused_text, format_seconds(last.unfused.seconds)
 
 
-def validation_table(decisions: list[Decision]) -> str:
-    """One row for what was found out about kernels, with how many of them it holds for."""
-    counts = Counter(d.validation for d in decisions if d.validation)
-    if not counts:
-        return ""
-    return table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
-
-
 def _declined_table(decisions: list[Decision]) -> str:
     """One row per reason, with how often it was met and where first."""
     if not decisions:
@@ -322,21 +325,4 @@ def _declined_table(decisions: list[Decision]) -> str:
     first = {(d.function, d.pattern, str(d.decline)): d.where for d in reversed(decisions)}
     rows = [("function", "pass", "chains", "first", "not fused because")]
     rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
-    return table(rows)
-
-
-def schedules_table(schedules: list[Scheduling]) -> str:
-    """One row per rule and tiles, with how many functions it scheduled and the first of them."""
-    if not schedules:
-        return ""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for s in schedules:
-        plans = dict.fromkeys(plan for _, plan in s.plans.boxes) if s.plans else {}
-        tiles = "; ".join(plan.text for plan in plans)
-        why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
-        found.setdefault((s.rule or "none", tiles, why), []).append(s.function)
-    rows = [("rule", "functions", "first", "tiles", "could not")]
-    rows += [
-        (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
-    ]
     return table(rows)

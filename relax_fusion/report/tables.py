@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..validation import printable
 from .coverage import Coverage, Leftover
-from .decision import Decision
+from .decision import Decision, LeftOut, Scheduling
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -32,6 +32,21 @@ def autotune_table(decisions: Sequence[Decision]) -> str:
             rows.append((name, str(each.box), told))
             name = ""
     return table(rows)
+
+
+def validation_table(decisions: Sequence[Decision]) -> str:
+    """One row for what was found out about kernels, with how many of them it holds for."""
+    counts = Counter(d.validation for d in decisions if d.validation)
+    if not counts:
+        return ""
+    return table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
+
+
+def left_out_table(left: Sequence[LeftOut]) -> str:
+    """One row for what was left out, with what failed where it was not."""
+    if not left:
+        return ""
+    return table([("left out", "failed in", "with"), *((x.name, x.where, x.error) for x in left)])
 
 
 def leftovers_table(leftovers: Sequence[Leftover]) -> str:
@@ -70,3 +85,20 @@ def _launched(coverage: Coverage) -> tuple[str, ...]:
         f"{coverage.copied:,}",
         ", ".join(f"{name} = {value}" for name, value in launches.symbols),
     )
+
+
+def schedules_table(schedules: Sequence[Scheduling]) -> str:
+    """One row per rule and tiles, with how many functions it scheduled and the first of them."""
+    if not schedules:
+        return ""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for s in schedules:
+        plans = dict.fromkeys(plan for _, plan in s.plans.boxes) if s.plans else {}
+        tiles = "; ".join(plan.text for plan in plans)
+        why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
+        found.setdefault((s.rule or "none", tiles, why), []).append(s.function)
+    rows = [("rule", "functions", "first", "tiles", "could not")]
+    rows += [
+        (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
+    ]
+    return table(rows)

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import tvm
 from tvm import ir
 from tvm.ir.transform import Pass
 from tvm.target import Target
@@ -22,7 +21,8 @@ from ..report.html.dump_page import dump_html
 from ..report.passes import PASSES, DumpRecord, PassRecord, PhaseRecord, passes_text
 from ..validation import shown
 from .modules import with_functions
-from .record_passes import PassRecorder, functions_by_name, name_of, reached
+from .record_passes import PassRecorder, functions_by_name, reached
+from .running import name_of, run_pass
 
 PAGE = "report.html"
 """What the page of a report is called, beside dumps and libraries."""
@@ -114,7 +114,9 @@ def phase_runner(
 
 
 def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
-    return tvm.transform.Sequential(passes)(mod)
+    for one in passes:
+        mod = run_pass(one, mod)
+    return mod
 
 
 class DebugDump:

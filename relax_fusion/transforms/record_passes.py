@@ -8,7 +8,6 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import cached_property
 
-import tvm
 import tvm_ffi
 from tvm import ir, relax
 from tvm.ir.transform import Pass
@@ -16,6 +15,7 @@ from tvm.ir.transform import Pass
 from ..report.passes import FunctionChange, PassRecord
 from ..report.text_changes import Hunk, added, changes, shortened
 from .function_text import FunctionText, function_text, kind_of
+from .running import name_of, run_pass
 
 _KINDS = ("graph", "kernel", "other")
 
@@ -90,7 +90,7 @@ class PassRecorder:
         """
         for each in passes:
             start = time.perf_counter()
-            mod = tvm.transform.Sequential([each])(mod)
+            mod = run_pass(each, mod)
             seconds = time.perf_counter() - start
             record = PassRecord(name_of(each), seconds)
             records.append(self._queue.submit(self._record, functions_by_name(mod), record))
@@ -125,14 +125,6 @@ class PassRecorder:
             bindings=sum(bindings for _, bindings in sizes),
             changes=tuple(sorted(found, key=lambda c: (_KINDS.index(c.kind), c.function))),
         )
-
-
-def name_of(one: Pass) -> str:
-    """Return the name of a pass; of passes in a row that have none together, their names."""
-    parts = getattr(one, "passes", None)
-    if one.info.name == "sequential" and parts:
-        return ", ".join(name_of(part) for part in parts)
-    return str(one.info.name)
 
 
 def functions_by_name(mod: ir.IRModule) -> dict[str, ir.BaseFunc]:

@@ -28,6 +28,7 @@ from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
+from ..transforms.running import making
 from ..workload import Attention, Chain, DynamicDim, MatmulChain, Workload
 from .attention import attention_cases, empty_cases
 from .attention_call import Case
@@ -48,6 +49,7 @@ class Fused:
     have the plans of `plans`, or several for the library to measure.
     """
 
+    func: tirx.PrimFunc
     work: Workload
     plans: PlanTable
     boxes: list[tuple[Box, tuple[TilePlan, ...]]]
@@ -163,13 +165,19 @@ class EmitTritonKernels:
     def _make(self, fused: dict[ir.GlobalVar, Fused]) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        ranges = {gvar: f.cases(dev) for gvar, f in fused.items()}
+        ranges = {}
+        for gvar, found in fused.items():
+            with making(found.func):
+                ranges[gvar] = found.cases(dev)
         every = [(f.outputs, s) for g, f in fused.items() for each in ranges[g] for s in each.steps]
         done = iter(_compiled(every, compute_capability(self.target)))
         made = {}
-        for gvar, found in ranges.items():
-            cases = [case for each in found for case in cases_of(gvar.name_hint, each, done)]
-            made[gvar] = ExternFunc.of(fused[gvar].outputs, cases, fused[gvar].others)
+        for gvar, found in fused.items():
+            with making(found.func):
+                cases = [
+                    case for each in ranges[gvar] for case in cases_of(gvar.name_hint, each, done)
+                ]
+                made[gvar] = ExternFunc.of(found.outputs, cases, found.others)
         return made
 
 
@@ -228,7 +236,7 @@ def fused_of(func: tirx.PrimFunc) -> Fused | None:
     if EMBEDDED_ATTR in attrs:
         boxes = plans_of_attr(attrs[EMBEDDED_ATTR])
     dims = dims_of(graph, params)
-    return Fused(work, plans, boxes, inputs, outputs, dims, others, Fixed.of(func))
+    return Fused(func, work, plans, boxes, inputs, outputs, dims, others, Fixed.of(func))
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:

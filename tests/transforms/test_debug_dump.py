@@ -18,7 +18,8 @@ import relax_fusion
 from relax_fusion.report.passes import PASSES, PassRecord, read_passes
 from relax_fusion.transforms import record_passes
 from relax_fusion.transforms.debug_dump import Wanted, phase_runner
-from relax_fusion.transforms.record_passes import PassRecorder, name_of
+from relax_fusion.transforms.record_passes import PassRecorder
+from relax_fusion.transforms.running import name_of
 
 MODULE = """
 @I.ir_module

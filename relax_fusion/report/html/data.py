@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...hardware import DeviceSpec
@@ -67,6 +68,7 @@ def page_data(report: Report, seconds: float | None = None) -> dict[str, Any]:
         "chains": chains,
         "declines": declines,
         "leftovers": leftovers,
+        "left_out": [asdict(each) for each in report.left_out],
         "others": OTHERS,
         "schedules": _schedules(report),
         "sources": texts,
