@@ -1,28 +1,53 @@
-"""``python -m relax_fusion.mlc``: MLC-LLM's command line, compiling with our phases."""
+"""``python -m relax_fusion.mlc``: MLC-LLM's command line, compiling with our phases.
+
+Exit codes: 0 done, 1 it could not be done, 2 the command line was wrong, 130 interrupted.
+"""
 
 from __future__ import annotations
 
-import importlib
+import re
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import RelaxFusionError
 from ..validation import printable
+from . import command_line
 from .installation import install
 from .package import KNOWN
 
+TRACEBACK = "--traceback"
+"""Our argument, anywhere: errors come with the place in the code."""
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Run MLC-LLM's command line with our pipeline; return 1 if something is missing for it."""
+    """Run MLC-LLM's command line with our pipeline; whatever fails is told in one line."""
+    where = TRACEBACK in arguments
     try:
         install()
-        sys.argv = ["mlc_llm", *arguments]
-        importlib.import_module("mlc_llm.__main__").main()
+        command_line.run([argument for argument in arguments if argument != TRACEBACK])
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130)
     except RelaxFusionError as err:
-        return _failed(str(err))
+        return _failed(str(err), where=where)
     except ImportError as err:
-        return _failed(f"MLC-LLM's command line cannot be imported: {err}; {_advice(err)}")
+        told = f"MLC-LLM's command line cannot be imported: {err}; {_advice(err)}"
+        return _failed(told, where=where)
+    except Exception as err:  # whatever TVM and MLC-LLM raise, which have no class in common
+        during = f"the pass {command_line.running[-1]} failed: " if command_line.running else ""
+        return _failed(f"{during}{_told(err)}; {TRACEBACK} shows where", where=where)
     return 0
+
+
+def _told(err: Exception) -> str:
+    """Return the first sentence of an error, and the line that it is about, if it names one."""
+    kind, lines = type(err).__name__, [line for line in str(err).splitlines() if line.strip()]
+    if not lines:  # a bare assertion
+        last = traceback.extract_tb(err.__traceback__)[-1]
+        return f"{kind}: {last.line} ({Path(last.filename).name}:{last.lineno})"
+    place = re.search(r"--> .*?([^/\s]+\.py:\d+)", str(err))  # in TVMScript
+    return f"{kind}: {lines[0].removeprefix('error: ')}" + (f" ({place[1]})" if place else "")
 
 
 def _advice(err: ImportError) -> str:
@@ -32,9 +57,11 @@ def _advice(err: ImportError) -> str:
     return f"pip install {package}" if absent else KNOWN
 
 
-def _failed(why: str) -> int:
-    print(printable(f"relax_fusion.mlc: error: {why}"), file=sys.stderr)
-    return 1
+def _failed(why: str, code: int = 1, *, where: bool = False) -> int:
+    if where:
+        print(printable(traceback.format_exc()), file=sys.stderr, end="")
+    print(printable(f"relax_fusion.mlc: error: {' '.join(why.split())}"), file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

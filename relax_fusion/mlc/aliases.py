@@ -41,6 +41,9 @@ def restore() -> list[tuple[Any, str]]:
     added = [(owner, name) for owner in moved for name in moved[owner] if not hasattr(owner, name)]
     for owner, name in added:
         setattr(owner, name, moved[owner][name])
+    if "__bool__" not in vars(ir.Var):
+        ir.Var.__bool__ = _is_there  # type: ignore[method-assign]
+        added.append((ir.Var, "__bool__"))
     if nn_op.tensor_ir_op is not tensor_ir_op:
         nn_op.tensor_ir_op = nn.tensor_ir_op = tensor_ir_op
         added.append((nn_op, "tensor_ir_op"))
@@ -54,6 +57,14 @@ def remove(added: Iterable[tuple[Any, str]]) -> None:
             nn_op.tensor_ir_op = nn.tensor_ir_op = _tensor_ir_op
         else:
             delattr(owner, name)
+
+
+def _is_there(var: ir.Var) -> bool:
+    """Return True of a buffer, which has been a variable since 0.27, and raise of any other.
+
+    TVM's own RoPE with the factors of LongRoPE asks a buffer so whether it was given.
+    """
+    return tirx.is_buffer_var(var) or var.__nonzero__()
 
 
 def _visit(root: Any, call: Any) -> None:

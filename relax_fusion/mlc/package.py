@@ -89,6 +89,11 @@ def _imported() -> ModuleType:
     return pipeline
 
 
+def has_native_library() -> bool:
+    """Tell whether MLC-LLM, which is imported, is whole, and not its compiler alone."""
+    return hasattr(sys.modules["mlc_llm"], "__file__")
+
+
 def _without_native_library() -> None:
     """Put a bare package in the place of one whose import would end at the missing library."""
     spec = importlib.util.find_spec("mlc_llm")

@@ -28,7 +28,7 @@ from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from ..transforms.workspaces import LiftWorkspaces
 from .libraries import LIBRARIES, available
-from .repairs import ReadSingleElements, RunThreadsInTurn
+from .repairs import ReadSingleElements, RunThreadsInTurn, TakePositionsOfBatch
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ def phase0_annotate(given: Given, options: PipelineOptions) -> list[Pass]:
     mlc, target, metadata = given.passes, options.target, given.metadata
     return [
         RefuseLowered(),
+        TakePositionsOfBatch(),
         mlc.DispatchKVCacheCreation(target, given.flashinfer, metadata),
         *([] if is_gpu(target) else [ReadSingleElements(), RunThreadsInTurn()]),
         mlc.AttachSoftmaxWithTemperature(target, metadata),

@@ -1,15 +1,87 @@
-"""Kernels that TVM and MLC-LLM bring, as CPUs can run them."""
+"""What TVM and MLC-LLM bring, mended: positions of a batch, and kernels as CPUs can run them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in, is_number, thread_tag
+from ..matching.pattern import PrimExpr, Shape
+from ..matching.shapes import product, same_shape, shape_of
 from ..transforms.modules import functions_of, with_functions
+
+POSITIONS = "vm.builtin.attention_kv_cache_get_query_positions"
+"""The function of TVM's cache that gives the positions of all tokens of a call."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="TakePositionsOfBatch")
+@dataclass(frozen=True)
+class TakePositionsOfBatch:
+    """Take from the cache the positions of all sequences of a batch, not of one alone.
+
+    rewrite, in a function of ``x: R.Tensor((batch_size, 1, k))``::
+
+        p = R.call_pure_packed(POSITIONS, cache, ty_args=(R.Tensor((1,), "int32"),))
+        e: R.Tensor((1, k)) = R.take(table, p, axis=0)
+            ->
+        q = R.call_pure_packed(POSITIONS, cache, ty_args=(R.Tensor((batch_size,), "int32"),))
+        p = R.reshape(q, (batch_size, 1))
+        e: R.Tensor((batch_size, 1, k)) = R.take(table, p, axis=0)
+
+    MLC-LLM's GPT-2 and GPT-BigCode count the tokens of one sequence, so that their library can
+    decode no two at once.
+
+    declines when:
+        anything but lookups reads the positions.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function that asks for fewer positions than it has tokens."""
+        updated = {}
+        for gvar, func in functions_of(mod, relax.Function).items():
+            tokens = (shape_of(func.params[0]) or [])[:2] if func.params else []
+            if len(tokens) == 2 and not is_number(tokens[0], 1) and _looks_up(func, tokens[1:]):
+                updated[gvar] = _OfBatch(mod, tokens).visit_expr(func)
+        return with_functions(mod, updated) if updated else mod
+
+
+def _looks_up(func: relax.Function, length: Shape) -> bool:
+    """Tell whether `func` asks for positions of `length`, and reads them in lookups alone."""
+    asked = [
+        binding.var
+        for block in func.body.blocks
+        for binding in block.bindings
+        if _asks(getattr(binding, "value", None)) and same_shape(shape_of(binding.var), length)
+    ]
+    readers = [
+        c for c in found_in(func.body, ir.Call) if any(a.same_as(v) for a in c.args for v in asked)
+    ]
+    return bool(readers) and all(getattr(c.op, "name", "") == "relax.take" for c in readers)
+
+
+def _asks(value: object) -> bool:
+    called = value.args[:1] if isinstance(value, ir.Call) else []
+    return any(getattr(name, "global_symbol", "") == POSITIONS for name in called)
+
+
+@relax.expr_functor.mutator
+class _OfBatch(relax.PyExprMutator):
+    """Asks for positions of `tokens`: sequences, and what each has of them."""
+
+    def __init__(self, mod: ir.IRModule, tokens: Sequence[PrimExpr]):
+        super().__init__(mod)
+        self._tokens = tokens
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if not _asks(call):
+            return super().visit_call_(call)
+        ty = relax.TensorType([product(self._tokens)], "int32")
+        asked = relax.Call(call.op, call.args, call.attrs, [ty])
+        return relax.op.reshape(self.builder_.emit(asked), self._tokens)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ReadSingleElements")
