@@ -24,8 +24,7 @@ NEEDED = {
     ("README.md", "an NVIDIA GPU"): 1,
     ("CONTRIBUTING.md", "network"): 1,
     ("docs/install.md", "network"): 2,
-    ("docs/mlc.md", "network"): 1,
-    ("docs/mlc.md", "MLC-LLM"): 3,
+    ("docs/mlc.md", "MLC-LLM"): 6,
     ("docs/standalone.md", "a C++ compiler"): 1,
     ("docs/tuning.md", "an NVIDIA GPU"): 1,
 }

@@ -32,8 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     except RelaxFusionError as err:
         return _failed(str(err), where=where)
     except ImportError as err:
-        told = f"MLC-LLM's command line cannot be imported: {err}; {_advice(err)}"
-        return _failed(told, where=where)
+        return _failed(f"MLC-LLM lacks what it imports: {err}; {_advice(err)}", where=where)
     except Exception as err:  # whatever TVM and MLC-LLM raise, which have no class in common
         during = f"the pass {command_line.running[-1]} failed: " if command_line.running else ""
         return _failed(f"{during}{_told(err)}; {TRACEBACK} shows where", where=where)

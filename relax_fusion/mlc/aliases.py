@@ -42,7 +42,7 @@ def restore() -> list[tuple[Any, str]]:
     for owner, name in added:
         setattr(owner, name, moved[owner][name])
     if "__bool__" not in vars(ir.Var):
-        ir.Var.__bool__ = _is_there  # type: ignore[method-assign]
+        ir.Var.__bool__ = _is_there
         added.append((ir.Var, "__bool__"))
     if nn_op.tensor_ir_op is not tensor_ir_op:
         nn_op.tensor_ir_op = nn.tensor_ir_op = tensor_ir_op

@@ -61,8 +61,8 @@ def _name_devices() -> None:
     It asks for them in a process that imports all of it, which the native library would have to
     be there for.
     """
-    devices = importlib.import_module("mlc_llm.support.auto_device")
-    targets = importlib.import_module("mlc_llm.support.auto_target")
+    devices: Any = importlib.import_module("mlc_llm.support.auto_device")
+    targets: Any = importlib.import_module("mlc_llm.support.auto_target")
     devices._device_exists = lambda device: bool(device.exist)
     detect = targets.detect_target_and_host
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -45,33 +46,46 @@ def report() -> Iterator[Report]:
     forget()
 
 
-def build(mod: tvm.IRModule, pipeline: Any, target: Target) -> relax.VMExecutable:
-    """Compile what comes out of phase 0, on a CPU in little time."""
-    if target.kind.name == "llvm":
-        return quickly(mod, pipeline)
-    return tvm.compile(mod, target, relax_pipeline=pipeline)
-
-
-def compiled(quantization: str, kind_of_device: str) -> tuple[llama.Engine, llama.Weights]:
-    """Compile by MLC-LLM's entry point; return its engine's calls, and weights in float64."""
-    target = gpu_target() if kind_of_device == "cuda" else quick_host()
+def build(
+    model: str, fields: dict[str, Any], quantization: str, target: Target | None = None
+) -> relax.VMExecutable:
+    """Compile by MLC-LLM's entry point: what comes out of phase 0, on a CPU in little time."""
     from mlc_llm.interface import compile as compiler
     from mlc_llm.interface.compiler_flags import ModelConfigOverride, OptimizationFlags
     from mlc_llm.model import MODELS
     from mlc_llm.quantization import QUANTIZATION
 
     built: list[Any] = []
-    kind = QUANTIZATION[quantization]
+
+    def compile_it(mod: tvm.IRModule, args: Any, pipeline: Any) -> None:
+        if target is None:
+            built.append(quickly(mod, pipeline))
+        else:
+            built.append(tvm.compile(mod, target, relax_pipeline=pipeline))
+
     compiler.compile(
-        config=dict(llama.CONFIG),
-        quantization=kind,
-        model_type=MODELS["llama"],
-        target=target,
+        config=deepcopy(fields),
+        quantization=QUANTIZATION[quantization],
+        model_type=MODELS[model],
+        target=target or quick_host(),
         opt=OptimizationFlags.from_str("O2"),
-        build_func=lambda mod, args, pipeline: built.append(build(mod, pipeline, target)),
+        build_func=compile_it,
         system_lib_prefix="",
         output=Path("none.so"),
         overrides=ModelConfigOverride(max_batch_size=llama.SEQUENCES),
+    )
+    return built[0]
+
+
+def compiled(quantization: str, kind_of_device: str) -> tuple[llama.Engine, llama.Weights]:
+    """Return MLC-LLM's engine's calls of a compiled LLaMA, and its weights in float64."""
+    from mlc_llm.model import MODELS
+    from mlc_llm.quantization import QUANTIZATION
+
+    target = gpu_target() if kind_of_device == "cuda" else None
+    executable, kind = (
+        build("llama", llama.CONFIG, quantization, target),
+        QUANTIZATION[quantization],
     )
     config = MODELS["llama"].config.from_dict(dict(llama.CONFIG))
     model, mapping = MODELS["llama"].quantize[kind.kind](config, kind)
@@ -87,7 +101,7 @@ def compiled(quantization: str, kind_of_device: str) -> tuple[llama.Engine, llam
             exact[name] = given.numpy().astype("float64")
     names = [name for name, _ in model.named_parameters()]
     device = tvm.device(kind_of_device, 0)
-    return llama.Engine(built[0], [params[name] for name in names], device), exact
+    return llama.Engine(executable, [params[name] for name in names], device), exact
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import runpy
 import sys
 from pathlib import Path
 
@@ -93,40 +92,6 @@ def test_a_choice_that_is_none(stub: Path) -> None:
         install(metadata={})
 
 
-def test_the_command_line(
-    stub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["-m", "compile", "model"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("relax_fusion.mlc", run_name="__main__")
-    assert end.value.code == 0
-    assert capsys.readouterr().out == "['mlc_llm', 'compile', 'model'] relax_fusion.mlc.phases\n"
-
-
-def test_the_command_line_without_mlc_llm(capsys: pytest.CaptureFixture[str]) -> None:
-    from relax_fusion.mlc.__main__ import main
-
-    assert main(["compile"]) == 1
-    assert capsys.readouterr().err.startswith("relax_fusion.mlc: error: mlc_llm cannot be imported")
-
-
-def test_a_package_that_the_command_line_lacks(
-    stub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from relax_fusion.mlc.__main__ import main
-
-    def needs_requests() -> None:
-        importlib.import_module("requests_of_nobody")
-
-    install()
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(importlib.import_module("mlc_llm.__main__"), "main", needs_requests)
-    assert main(["compile"]) == 1
-    assert capsys.readouterr().err.endswith(
-        "No module named 'requests_of_nobody'; pip install requests_of_nobody\n"
-    )
-
-
 def test_a_failed_installation_leaves_tvm_as_it_was(
     stub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,33 +148,3 @@ def test_choices_are_checked_before_anything_is_compiled(stub: Path, choice: dic
     with pytest.raises(RelaxFusionError, match=next(iter(choice))):
         install(**choice)
     assert "mlc_llm" not in PIPELINE_MAP
-
-
-@pytest.mark.parametrize(
-    "raised, advice",
-    [
-        (ModuleNotFoundError("No module named 'a_b.c'", name="a_b.c"), "pip install a_b"),
-        (ModuleNotFoundError("No module named 'mlc_llm.x'", name="mlc_llm.x"), "79d603f"),
-        (ModuleNotFoundError("No module named 'tvm.x'", name="tvm.x"), "79d603f"),
-        (ModuleNotFoundError("gone"), "79d603f"),
-        (ImportError("cannot import name 'x' from 'tvm'", name="tvm"), "79d603f"),
-    ],
-)
-def test_what_helps_where_the_command_line_is_not_imported(
-    stub: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    raised: ImportError,
-    advice: str,
-) -> None:
-    from relax_fusion.mlc.__main__ import main
-
-    def fails() -> None:
-        raise raised
-
-    install()
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(importlib.import_module("mlc_llm.__main__"), "main", fails)
-    assert main(["compile"]) == 1
-    said = capsys.readouterr().err
-    assert str(raised) in said and advice in said.rpartition(";")[2] and "None" not in said

@@ -1,18 +1,26 @@
-"""What TVM's kernels of the paged cache compute, and what MLC-LLM expects of TVM's names."""
+"""What is mended of TVM's and MLC-LLM's modules, and what MLC-LLM expects of TVM's names."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_position_map
 from tvm.script import ir as I
 from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
+from relax_fusion.mlc import repairs
 from relax_fusion.mlc.aliases import restore, tensor_ir_op
-from relax_fusion.mlc.repairs import ReadSingleElements, RunThreadsInTurn
+from relax_fusion.mlc.repairs import (
+    POSITIONS,
+    ReadSingleElements,
+    RunThreadsInTurn,
+    TakePositionsOfBatch,
+)
 
 from ..support.quick import machine, quickly
 
@@ -55,6 +63,68 @@ def scaled(
         with T.sblock("scaled"):
             vi = T.axis.spatial(4, i)
             y[vi] = x[vi] * T.Cast("float32", times) + T.Cast("float32", plus)
+
+
+def positions_of(tokens: tuple, read: str, name: str = POSITIONS) -> tvm.IRModule:
+    """Return a function that adds what a table has at the positions of its tokens."""
+    return tvm.script.from_source(
+        f"""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor({tokens}, "float32"), table: R.Tensor((16, 4), "float32"),
+             cache: R.Tensor(("n",), "int32")):
+        n = T.int64()
+        with R.dataflow():
+            p = R.call_pure_packed("{name}", cache, ty_args=R.Tensor((1,), "int32"))
+            e = {read}
+            y = R.add(x, e)
+            R.output(y)
+        return y
+"""
+    )
+
+
+def test_positions_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tests.positions"
+    tvm.register_global_func(name, lambda cache: cache, override=True)
+    monkeypatch.setattr(repairs, "POSITIONS", name)
+    lookup = "R.take(table, p, axis=0)"
+    before = positions_of(("b", 1, 4), lookup, name)
+    vm = machine(quickly(TakePositionsOfBatch()(before), "default"))
+    rng = np.random.default_rng(0)
+    x, table = rng.random((3, 1, 4), "float32"), rng.random((16, 4), "float32")
+    places = np.array([5, 0, 9], "int32")
+    found = vm["main"](*map(tvm.runtime.tensor, (x, table, places)))
+    assert (found.numpy() == x + table[places][:, None]).all()
+
+
+@pytest.mark.parametrize(
+    "tokens, read",
+    [
+        ((1, 1, 4), "R.take(table, p, axis=0)"),
+        (("b", 2, 4), "R.take(table, p, axis=0)"),
+        (("b", 1, 4), 'R.reshape(R.astype(p, "float32"), (1, 1))'),
+    ],
+)
+def test_positions_that_stay(tokens: tuple, read: str) -> None:
+    before = positions_of(tokens, read)
+    assert TakePositionsOfBatch()(before).same_as(before)
+
+
+def test_a_buffer_is_true_and_another_variable_has_no_truth() -> None:
+    restore()
+    assert tirx.decl_buffer((4,), "float32")
+    with pytest.raises(ValueError, match="Cannot use and / or / not"):
+        bool(tirx.Var("n", "int64"))
+
+
+def test_longrope_is_read() -> None:
+    restore()
+    scaling = {"rope_type": "longrope", "max_position_embeddings": 64}
+    scaling["original_max_position_embeddings"] = 32
+    func = llama_rope_with_position_map(1e4, 1.0, 8, 2, 1, "float32", scaling)
+    assert [b.name for b in func.params if tirx.is_buffer_var(b)][-1] == "ext_factors"
 
 
 def test_numbers_behind_outputs_and_in_another_dtype() -> None:

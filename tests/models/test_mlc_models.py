@@ -18,9 +18,11 @@ from typing import NamedTuple
 import pytest
 import tvm
 from tvm import ir, relax
+from tvm.ir.transform import Pass
 from tvm.target import Target
 
 from relax_fusion import Report, make_target
+from relax_fusion.mlc.repairs import TakePositionsOfBatch
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import (
     count_launches,
@@ -66,14 +68,16 @@ def cases() -> list[Case]:
     return found
 
 
-def fused(case: Case) -> tuple[ir.IRModule, Report]:
-    """Return a function with its kernels not yet scheduled, and the report."""
+def fused(case: Case, *first: Pass) -> tuple[ir.IRModule, Report]:
+    """Return a function, behind passes, with its kernels not yet scheduled, and the report."""
     report, target = Report(), TARGETS[case.target]
     options = make_options(target, {"report": report})
     phases = (phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, count_launches)
     passes = [p for phase in phases for p in phase(options) if p.info.name != "FoldConstants"]
     with target:
-        mod = tvm.transform.Sequential(passes)(mlc_models.load(case.model, case.function))
+        mod = tvm.transform.Sequential([*first, *passes])(
+            mlc_models.load(case.model, case.function)
+        )
     return mod, report
 
 
@@ -123,6 +127,13 @@ def test_each_model_is_there_in_three_quantisations_and_written_down() -> None:
     names = {" ".join((name, *kind)) for name in mlc_models.texts() for kind in kinds}
     assert set(expected()) == names
     assert len(models()) >= 15 and all(len(names) == 3 for names in models().values())
+
+
+def test_positions_of_a_batch_take_no_launch_more() -> None:
+    case = Case("gpt2-q4f16_1", "batch_decode", "h200")
+    mod, report = fused(case, TakePositionsOfBatch())
+    launches = len(report.launches[0].kernels)
+    assert f"{launches + 1} in all" in expected()[" ".join(case)] and not written_weights(mod)
 
 
 @pytest.mark.parametrize("name", ["gpt2-q4f16_1", "llama3_1_8b-q4f32_1"])

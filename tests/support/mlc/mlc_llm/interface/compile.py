@@ -2,6 +2,7 @@
 
 import tvm
 from tvm import relax
+from tvm.ir.transform import PassContext
 
 from mlc_llm import compiler_pass as _  # noqa: F401
 
@@ -10,7 +11,7 @@ def compile(mod, target, opt, **arguments) -> tuple[tvm.IRModule, dict]:
     opt.update(target, None)
     metadata = {"model_type": "stub", "pipeline_parallel_stages": 1, "params": []}
     config = {"relax.backend.use_cuda_graph": opt.cudagraph}
-    with target, tvm.transform.PassContext(config=config):
+    with target, PassContext(config=config):
         pipeline = relax.get_pipeline(
             "mlc_llm",
             target=target,

@@ -1,0 +1,1 @@
+"""What MLC-LLM's command line finds out about its arguments."""
