@@ -73,7 +73,8 @@ def reference(kind: str, fields: dict[str, Any]) -> Any:
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **COMMON | fields)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, **eager).double().eval()
     for param in model.parameters():
         if param.ndim > 1:
             torch.nn.init.normal_(param, std=param.shape[-1] ** -0.5)
