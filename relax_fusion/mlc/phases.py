@@ -28,7 +28,12 @@ from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from ..transforms.workspaces import LiftWorkspaces
 from .libraries import LIBRARIES, available
-from .repairs import ReadSingleElements, RunThreadsInTurn, TakePositionsOfBatch
+from .repairs import (
+    NumberFirstExperts,
+    ReadSingleElements,
+    RunThreadsInTurn,
+    TakePositionsOfBatch,
+)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ def phase0_annotate(given: Given, options: PipelineOptions) -> list[Pass]:
     return [
         RefuseLowered(),
         TakePositionsOfBatch(),
+        NumberFirstExperts(),
         mlc.DispatchKVCacheCreation(target, given.flashinfer, metadata),
         *([] if is_gpu(target) else [ReadSingleElements(), RunThreadsInTurn()]),
         mlc.AttachSoftmaxWithTemperature(target, metadata),

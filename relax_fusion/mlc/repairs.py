@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -97,12 +98,17 @@ class ReadSingleElements:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such an index stays the same."""
-        updated = {}
-        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-            body = tvm_ffi.structural_map(func.body, (ir.TensorLoad, _single), order="post")
-            if not body.same_as(func.body):
-                updated[gvar] = func.with_body(body)
-        return with_functions(mod, updated)
+        return _mapped(mod, ir.TensorLoad, _single)
+
+
+def _mapped(mod: ir.IRModule, kind: type, rewrite: Callable[[Any], Any]) -> ir.IRModule:
+    """Return `mod` with every node of a kind in its PrimFuncs rewritten."""
+    updated = {}
+    for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+        body = tvm_ffi.structural_map(func.body, (kind, rewrite), order="post")
+        if not body.same_as(func.body):
+            updated[gvar] = func.with_body(body)
+    return with_functions(mod, updated)
 
 
 def _single(load: ir.TensorLoad) -> tirx.Expr:
@@ -113,6 +119,27 @@ def _single(load: ir.TensorLoad) -> tirx.Expr:
     if all(tvm_ffi.structural_equal(*pair) for pair in zip(indices, load.indices, strict=True)):
         return load
     return tirx.BufferLoad(load.source, indices)
+
+
+@tvm.transform.module_pass(opt_level=0, name="NumberFirstExperts")
+@dataclass(frozen=True)
+class NumberFirstExperts:
+    """Write the numbers of the experts that are chosen first where they belong.
+
+    rewrite: ``chosen[-1] = t`` -> ``chosen[t] = t``
+
+    MLC-LLM's routing of tokens writes them in front of a buffer, into memory of something else.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every PrimFunc of `mod`; one without such a store stays the same."""
+        return _mapped(mod, tirx.BufferStore, _numbered)
+
+
+def _numbered(store: tirx.BufferStore) -> tirx.BufferStore:
+    if len(store.indices) == 1 and is_number(store.indices[0], -1):
+        return tirx.BufferStore(store.buffer, store.value, [store.value])
+    return store
 
 
 @tvm.transform.module_pass(opt_level=0, name="RunThreadsInTurn")

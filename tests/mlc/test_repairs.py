@@ -13,10 +13,12 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
+from relax_fusion.matching.expressions import found_in
 from relax_fusion.mlc import repairs
 from relax_fusion.mlc.aliases import restore, tensor_ir_op
 from relax_fusion.mlc.repairs import (
     POSITIONS,
+    NumberFirstExperts,
     ReadSingleElements,
     RunThreadsInTurn,
     TakePositionsOfBatch,
@@ -152,6 +154,30 @@ def test_names_that_tvm_moved() -> None:
     assert int(Analyzer().simplify(replaced)) == 3
     assert isinstance(relax.DataTypeImm("float16"), relax.DataTypeImm)
     assert isinstance(relax.const(1.0), relax.Constant)
+
+
+def test_first_experts_are_numbered() -> None:
+    @I.ir_module(check_well_formed=False)
+    class Module:
+        @T.prim_func(s_tir=True)
+        def main(chosen: T.Buffer((3,), "int32"), x: T.Buffer((3,), "float32")):
+            for i in range(3):
+                x[i] = T.float32(2)
+            chosen[-1] = 0
+            chosen[-1] = 1
+            chosen[2] = 7
+
+        @T.prim_func(s_tir=True)
+        def other(x: T.Buffer((3,), "float32")):
+            for i in range(3):
+                x[i] = T.float32(2)
+
+    after = NumberFirstExperts()(Module)
+    assert after["other"].same_as(Module["other"])
+    stores = [
+        (str(s.indices[0]), str(s.value)) for s in found_in(after["main"].body, tirx.BufferStore)
+    ]
+    assert stores[1:] == [("0", "0"), ("1", "1"), ("2", "7")]
 
 
 def test_threads_run_in_turn() -> None:
