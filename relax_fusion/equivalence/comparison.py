@@ -30,7 +30,10 @@ TOLERANCE = 1e-9
 """Of the largest number of a result: float64 loses far less on the way, and no mistake is less."""
 
 TOLERANCE_OF_LARGE = 1e-6
-"""The same next to numbers of -6e4 that hide scores."""
+"""The same next to numbers of -6e4 that hide scores, and next to large scores."""
+
+_LARGEST, _LARGE = 2e5, {"float16": 2e3}
+"""What large scores are multiplied by, so that clamps and finite masks are among them."""
 
 _LEAST, _MOST = 0.05, 8.0
 """Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
@@ -122,8 +125,11 @@ class Comparison:
             If an operator has no meaning here.
         """
         values = make(self.region, run.sizes, run.kind, run.seed)
-        if run.kind == "ordinary":
+        if run.kind in ("ordinary", "large scores"):
             self._tune(values, run)
+        query = self.leaf_of.get("q")
+        if run.kind == "large scores" and query is not None:
+            values[query] = values[query] * _LARGE.get(dtype_of(query), _LARGEST)
         hook = self.coarse if run.coarse else None
         found = dict(values)
         region, sizes = self.region, run.sizes
@@ -219,9 +225,9 @@ class Comparison:
     ) -> tuple[dict[relax.Var, Value], dict[relax.Var, Array]]:
         """Return what the kernel would make, and which elements may be anything.
 
-        Those are the results of queries whose keys are all hidden: NaN in place of a sum of no
-        weights leads to them.  NaN in such a query is seen through a mask that is added, and not by
-        a kernel, whose sums of values are zero even where a sink has a weight.
+        Those are results of queries whose keys are all hidden, where the graph has NaN: NaN for a
+        sum of no weights leads to them.  NaN in such a query is seen through a mask that is
+        added, and not by a kernel, whose sums of values are zero even where a sink has a weight.
         """
         nothing = {"row_sum"} | ({"acc"} if run.kind == "not a number" else set())
         empty: list[bool] = []
@@ -269,7 +275,7 @@ def _told(
         return f"{var.name} has shape {list(found.shape)}, the kernel's {list(wanted.shape)}"
     compared = (found != wanted) & ~(np.isnan(found) & np.isnan(wanted))
     if ignored is not None:
-        compared &= ~ignored
+        compared &= ~(ignored & np.isnan(found))
     if not compared.any():
         return None
     finite = np.abs(found[np.isfinite(found)])
@@ -277,7 +283,8 @@ def _told(
     with np.errstate(invalid="ignore"):
         off = np.where(compared, np.abs(found - wanted), 0.0)
     off = np.where(np.isnan(off), np.inf, off)
-    limit = TOLERANCE_OF_LARGE if run.kind == "hidden by a bias" else TOLERANCE
+    large = run.kind in ("hidden by a bias", "large scores")
+    limit = TOLERANCE_OF_LARGE if large else TOLERANCE
     worst = float(off.max())
     if worst <= limit * scale:
         return None

@@ -16,7 +16,7 @@ from .sizes import Sizes
 
 KINDS = (
     *("ordinary", "nothing hidden", "all hidden", "zeros", "not a number", "hidden by a bias"),
-    "as small as an epsilon",
+    *("large scores", "as small as an epsilon"),
 )
 """What inputs can be; those but the first are only tried where an operand can be so."""
 
@@ -33,8 +33,8 @@ def kinds(region: Region) -> list[str]:
     wanted = ["ordinary", "zeros", "not a number"]
     if "mask" in operands:
         wanted += ["nothing hidden", "all hidden"]
-    if "bias" in operands and isinstance(region.match.workload, Attention):
-        wanted.append("hidden by a bias")
+    if isinstance(region.match.workload, Attention):
+        wanted += ["large scores", *(["hidden by a bias"] if "bias" in operands else [])]
     if _epsilon(region.match.workload):
         wanted.append("as small as an epsilon")
     return [kind for kind in KINDS if kind in wanted]
@@ -60,8 +60,7 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
         elif kind == "hidden by a bias" and name == "bias":
             hidden = rng.random(values[leaf].shape)
             values[leaf] = np.where(hidden < 0.3, -np.inf, values[leaf])
-            if not _hides(region.match.workload):  # by numbers that can be larger than this one
-                values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
+            values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
         elif kind == "as small as an epsilon" and name in ("x", "residual"):
             values[leaf] = values[leaf] * _epsilon(region.match.workload) ** 0.5
     if first is not None and values[first].dtype.kind == "f" and values[first].size:
@@ -77,13 +76,6 @@ def _epsilon(work: Workload) -> float:
     """Return the epsilon of a norm: beside rows of its size only, it makes a difference."""
     norm = work.norm if isinstance(work, NormMatmul | GatedFFN) else None
     return norm.eps if norm is not None and 0 < norm.eps < np.inf else 0.0
-
-
-def _hides(work: Workload) -> bool:
-    """Tell whether an attention has a mask beside its bias."""
-    if not isinstance(work, Attention):
-        return False
-    return work.mask_dims is not None or work.causal != "none" or work.window is not None
 
 
 def operand_of(region: Region) -> Iterator[tuple[relax.Var, str]]:

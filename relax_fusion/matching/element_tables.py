@@ -11,7 +11,7 @@ from tvm import ir, tirx
 
 from .element_values import Choice, Element, Index, Unknown, integer, number, truth
 
-_LARGEST_TABLE = 1 << 24
+LARGEST_TABLE = 1 << 24
 """Elements of the largest constant that is looked into: a mask of 4096 by 4096."""
 
 
@@ -59,7 +59,7 @@ def table_element(const: ir.GenericConst, index: Index) -> Element:
 
 @lru_cache(maxsize=8)
 def _described(const: ir.GenericConst) -> _Table:
-    if math.prod(int(d) for d in const.ty.shape.values) > _LARGEST_TABLE:
+    if math.prod(int(d) for d in const.ty.shape.values) > LARGEST_TABLE:
         raise Unknown
     values = const.value.numpy()
     if not values.size or np.any(values != values):

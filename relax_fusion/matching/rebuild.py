@@ -170,7 +170,7 @@ class _Emitter:
     def _arg(self, arg: KernelArg) -> relax.Expr:
         made_for_it = isinstance(arg.expr, relax.Call) and isinstance(arg.expr.ty, relax.TensorType)
         if made_for_it:
-            arg = replace(arg, expr=self._bind(arg.expr, "made"))
+            arg = replace(arg, expr=self._made(arg.expr))
         if arg.shape is None or same_shape(shape_of(arg.expr), arg.shape):
             return arg.expr
         source = self._flattened(arg)
@@ -180,6 +180,11 @@ class _Emitter:
         if isinstance(arg.expr, relax.Var):
             self.flat[arg.expr] = flat
         return flat
+
+    def _made(self, call: relax.Call) -> relax.Var:
+        """Bind a call, and calls that are its operands."""
+        args = [self._made(a) if isinstance(a, relax.Call) else a for a in call.args]
+        return self._bind(relax.Call(call.op, args, call.attrs), "made")
 
     def _flattened(self, arg: KernelArg) -> relax.Expr | None:
         """Return a tensor of the wanted shape of which `arg` is only a reshape."""

@@ -45,16 +45,17 @@ class FuseAttentionChain(FusingPass):
     be it a constant, `tril` or a comparison of `arange`, becomes a causal mask and a window, and is
     not computed any more; a boolean one stays an operand, and so do biases.
 
-    A score of -1e4 or below that a mask puts in place of another, or adds to it, counts as
-    hidden.  A query of which every key is hidden gives zeros, where the graph gives the average of
-    all values if that number is finite (and NaN if it is minus infinity).
+    A query of which every key is hidden, by minus infinity or by a boolean mask, gives zeros, where
+    the graph gives NaN.  A finite number hides keys by their position where it is proved that it
+    leaves them no weight; else masks are added as the graph says, several as one operand.
     Zeros that a graph puts in the place of weights that are NaN are for such queries: of scores
     that are NaN, NaN stays.
 
     declines when:
         the softmax is not over the keys; scores or weights are read elsewhere; a mask stands in
-        front of a soft-cap or a scale; two biases, or two masks of data, would be operands; a mask
-        differs between parts of a batch or of a head group; sinks or the slopes of ALiBi are not
+        front of a soft-cap or a scale; a bias and a bound, or two masks of data, would be
+        operands; scores are held back by a clamp, or replaced by a number, and may lie beyond; a
+        mask differs between parts of a batch or of a head group; sinks or slopes of ALiBi are not
         by head; packed sequences have several lengths; a window has no causal mask; heads or
         features are dynamic; the mask is bottom-right causal and both lengths are static, with
         fewer keys than queries (front ends disagree on what that means); dtypes or virtual

@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "masked": lambda: matched(
         "FuseAttentionChain",
         QKV + " m[5,7]:bool c[1,4,1,7]",
-        attention("s1 = R.add(s0, c); s = R.where(m, s1, R.const(-1e9))"),
+        attention("s1 = R.add(s0, c); s = R.where(m, s1, R.const(-1e999))"),
         "o",
     ),
 }
@@ -244,7 +244,7 @@ def test_a_mask_that_is_read_wrongly_is_a_mismatch(
     monkeypatch.setattr(elements.Elements, "_read", gullible)
     n, mask = MASKS[name]
     inputs = f"q[1,1,8,8] k[1,1,{n},8] v[1,1,{n},8]"
-    steps = f"{positions('8', str(n), n - 8)}{mask}\ns = R.where(m, s0, R.const(-1e9))"
+    steps = f"{positions('8', str(n), n - 8)}{mask}\ns = R.where(m, s0, R.const(-1e999))"
     view, match = matched("FuseAttentionChain", inputs, attention(steps), "o")
     assert len(match.args) == 3, "the guard was not taken out"
     assert isinstance(check_match(view, match), Mismatch)

@@ -139,13 +139,13 @@ REFUSALS = [
         "scores_held_before_a_small_factor",
         f"s1 = R.clip(s0, -1e4, 1e4); s = R.multiply(s1, {const(1e-4)})",
         Reason.ATTRIBUTE,
-        "scores are held back at 10000",
+        "scores are held back at -10000 and 10000, and may lie beyond",
     ),
     scored(
         "scores_held_below_a_number",
         "s = R.clip(s0, -1e6, 50.0)",
         Reason.ATTRIBUTE,
-        "scores are held back at 50",
+        "scores are held back at -1e+06 and 50, and may",
     ),
     scored(
         "scores_held_at_a_size",
@@ -169,13 +169,6 @@ REFUSALS = [
         Reason.ATTRIBUTE,
         "which is no causal mask and no window",
         "q[2,4,7,8] k[2,4,5,8] v[2,4,5,8]",
-    ),
-    scored(
-        "two_biases",
-        "s1 = R.add(s0, m); s = R.add(s1, n)",
-        Reason.ATTRIBUTE,
-        "2 masks are added",
-        QKV + " m[4,5,7] n[2,1,1,7]",
     ),
     scored(
         "bias_and_minimum",

@@ -295,7 +295,7 @@ OPERATORS = [
     of(
         "operator_with_a_boolean_mask",
         "q[2,5,4,8] k[2,7,4,8] v[2,7,4,8] m[2,1,5,7]:bool",
-        f"b = R.where(m, {const(0.0)}, {const(-3.4e38)}); o = R.nn.attention_bias(q, k, v, b)",
+        f"b = R.where(m, {const(0.0)}, {const(-1e999)}); o = R.nn.attention_bias(q, k, v, b)",
         replace(ROWS, scale=8**-0.5, mask_dims=(True, False, True, True)),
         "q k v m",
     ),

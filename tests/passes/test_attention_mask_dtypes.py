@@ -189,7 +189,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reads(case: Case) -> None:
     q, kv = (f"[1,1,{n},8]" for n in (case.q_len, case.kv_len))
-    low = const(-1e9)
+    low = const(float("-inf"))
     body = attention(f"{case.steps}\ns = R.where(c, s0, {low})")
     mod = module([Chain("masked", f"q{q} k{kv} v{kv}", body, "o")])
     work = run_pass(mod, PASS, bounds=case.bounds)[1][0].workload

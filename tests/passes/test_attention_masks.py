@@ -175,7 +175,7 @@ DATA = [
     kept(
         "boolean_mask_of_what_is_hidden",
         "",
-        f"h, {LOW}, s0",
+        f"h, {INF}, s0",
         replace(BASE, mask_dims=(True, False, True, True)),
         QKV + " h[2,1,5,7]:bool",
         "q k v made",
@@ -184,7 +184,7 @@ DATA = [
     kept(
         "boolean_mask_negated",
         "h = R.logical_not(m)\n",
-        f"h, {LOW}, s0",
+        f"h, {INF}, s0",
         replace(BASE, mask_dims=(False, False, True, True)),
         QKV + " m[5,7]:bool",
         "q k v m",
@@ -217,7 +217,7 @@ DATA = [
     ),
     by_mask(
         "additive_mask_made_of_a_boolean_one",
-        f"b0 = R.where(m, {const(0.0)}, {LOW}); b = R.expand_dims(b0, axis=[1, 2])\n",
+        f"b0 = R.where(m, {const(0.0)}, {INF}); b = R.expand_dims(b0, axis=[1, 2])\n",
         "b",
         replace(BASE, mask_dims=(True, False, False, True)),
         QKV + " m[2,7]:bool",
@@ -225,7 +225,7 @@ DATA = [
     ),
     by_mask(
         "bias_and_additive_mask_in_one",
-        f"b0 = R.where(m, {const(0.0)}, {LOW}); b = R.add(y, b0)\n",
+        f"b0 = R.where(m, {const(0.0)}, {INF}); b = R.add(y, b0)\n",
         "b",
         replace(BASE, bias_dims=(False, True, True, True), mask_dims=(True, False, False, True)),
         QKV + " m[2,1,1,7]:bool y[1,4,5,7]",
@@ -233,7 +233,7 @@ DATA = [
     ),
     by_mask(
         "bias_hidden_by_a_mask",
-        f"b = R.where(m, y, {LOW})\n",
+        f"b = R.where(m, y, {INF})\n",
         "b",
         replace(BASE, bias_dims=(False, True, True, True), mask_dims=(True, False, False, True)),
         QKV + " m[2,1,1,7]:bool y[1,4,5,7]",
@@ -242,7 +242,7 @@ DATA = [
     by_mask(
         "bias_and_causal_mask_in_one",
         positions("6", "6")
-        + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {LOW}); b = R.add(y, m)\n",
+        + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {INF}); b = R.add(y, m)\n",
         "b",
         replace(SIX, causal="top_left", bias_dims=(False, True, True, True)),
         SQUARE + " y[1,4,6,6]",
@@ -254,7 +254,7 @@ DATA = [
             SQUARE + " y[4,6,6]",
             attention(
                 positions("6", "6")
-                + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {LOW})\n"
+                + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {INF})\n"
                 + "s1 = R.add(s0, y); s = R.add(m, s1)"
             ),
             "o",
@@ -367,7 +367,7 @@ SCORES = [
         f"s1 = R.tanh(s0); s2 = R.multiply({const(1.5)}, s1); s3 = R.add(s2, y)\n"
         + positions("6", "6")
         + "c = R.less_equal(j, i)\n",
-        f"c, s3, {LOW}",
+        f"c, s3, {INF}",
         replace(
             SIX, scale=1.5, softcap=1.5, causal="top_left", bias_dims=(False, True, True, True)
         ),

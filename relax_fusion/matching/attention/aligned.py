@@ -16,16 +16,33 @@ from ..element_values import Element, Index, integer
 from ..elements import Elements
 from ..pattern import BlockView, KernelArg, PrimExpr, guard
 from ..shapes import same_shape, shape_text
+from .scores import INFINITE
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The scores of an attention: ``[batch, heads, q_len, kv_len]``."""
+    """The scores of an attention: ``[batch, heads, q_len, kv_len]``.
+
+    Parameters
+    ----------
+    sizes : tuple
+        Their sizes.
+    finite : bool
+        Whether a negative number is read as minus infinity, too, which `hiding` has to prove.
+    floor : float
+        The least that later steps leave of a score.
+    """
 
     view: BlockView
     sizes: tuple[PrimExpr | int, PrimExpr | int, PrimExpr | int, PrimExpr | int]
+    finite: bool = False
+    floor: float = -INFINITE
     addends: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """What `masks` found behind tensors, to which sums of sums lead many times."""
+
+    def hides(self, number: float) -> bool:
+        """Tell whether a score of `number`, or one that it is added to, is read as hidden."""
+        return max(number, self.floor) == -INFINITE or (self.finite and number < 0)
 
     def aligned(self, expr: relax.Expr, shape: Sequence[PrimExpr]) -> Aligned:
         """Line a tensor up with scores of `shape`, to which it may be broadcast."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer, ConstIntBound, detect_linear_equation
 
 from ...workload import Causal
 from ..element_values import integer
@@ -138,3 +138,15 @@ def sight_of(band: Band, q_len: PrimExpr | int, kv_len: PrimExpr | int) -> Sight
     if not isinstance(window, tirx.IntImm) or int(window) < 1:
         return None
     return Sight(causal, int(window))
+
+
+def rows_see(sight: Sight, q_len: PrimExpr | int, kv_len: PrimExpr | int) -> bool:
+    """Tell whether every query sees a key, if there are keys."""
+    if sight.causal == "none":
+        return True
+    analyzer, zero = Analyzer(), integer(0)
+    for size in tirx.analysis.undefined_vars(zero + q_len + kv_len):
+        analyzer.update(size, ConstIntBound(int(size.same_as(kv_len)), 1 << 44))
+    offset = zero + kv_len - q_len if sight.causal == "bottom_right" else zero
+    past = zero if sight.window is None else q_len + offset - integer(sight.window)
+    return bool(analyzer.can_prove(tirx.And(offset >= 0, past < kv_len)))

@@ -79,7 +79,7 @@ def _operator(view: BlockView, var: relax.Var, call: relax.Call) -> AttentionCha
     window = None if attrs.window_size is None else int(attrs.window_size)
     bounded = window is None or (window > 0 and causal != "none")
     guard(bounded, Reason.ATTRIBUTE, f"a window of {window} keys without a causal mask")
-    added: tuple[Addend, ...] = ()
+    steps: tuple[Addend, ...] = ()
     name = _OPERATORS[call.op.name]
     if name == "attention_var_len":
         shapes = _equal_lengths(view, call, shapes)
@@ -88,7 +88,7 @@ def _operator(view: BlockView, var: relax.Var, call: relax.Call) -> AttentionCha
         rank = len(known_shape(bias, "the mask"))
         guard(rank == 4, Reason.LAYOUT, f"a mask of rank {rank}: its axes are ambiguous")
         (batch, q_len, heads, _), (_, kv_len, *_) = shapes[:2]
-        added = (Addend(bias, (batch, heads, q_len, kv_len)),)
+        steps = (Addend(bias, (batch, heads, q_len, kv_len)),)
     lead = (shapes[0][0], shapes[0][2])
     of = zip(NAMES, (*call.args[:3], var), (*shapes, [*shapes[0][:3], shapes[2][3]]), strict=True)
     described = [operand(what, expr, shape, lead, (0, 2, 1, 3)) for what, expr, shape in of]
@@ -96,7 +96,7 @@ def _operator(view: BlockView, var: relax.Var, call: relax.Call) -> AttentionCha
         described = [packed(o) for o in described]
     q, k, v, out = described
     operands = q, k, v, out
-    scores = Scores(var, (var,), factor=scale, added=added)
+    scores = Scores(var, (var,), factor=scale, steps=steps)
     return AttentionChain(name, operands, shapes[0][0], "bsnh", scores, causal, window)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import relax, tirx
 
@@ -14,7 +14,7 @@ from ..shapes import dtype_of, same_shape
 from .alibi import Slopes, slopes_of
 from .aligned import Aligned, Grid
 from .bands import Band, band_of, joined, sight_of
-from .scores import HIDDEN, Addend, Condition
+from .scores import INFINITE, Addend, Condition, Most, Step
 
 VIEW_OR_COPY = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to")
 
@@ -33,12 +33,21 @@ class Parts:
         What is added, and what it is multiplied by.
     slopes : tuple of Slopes
         What is added as ALiBi.
+    fills : tuple of (Aligned, bool, float)
+        Boolean tensors, which of their values keeps a score, and what others become.
+    hidden : float
+        The largest number that hides keys by `band` and `seen`.
+    most : float
+        The least number that bounds the scores of other keys.
     """
 
     band: Band = field(default_factory=Band)
     seen: tuple[tuple[Aligned, bool], ...] = ()
     biases: tuple[tuple[Aligned, float], ...] = ()
     slopes: tuple[Slopes, ...] = ()
+    fills: tuple[tuple[Aligned, bool, float], ...] = ()
+    hidden: float = -INFINITE
+    most: float = INFINITE
 
     def and_also(self, other: Parts) -> Parts | None:
         """Return both together; None if it is not known which band is the tighter."""
@@ -50,27 +59,29 @@ class Parts:
             self.seen + other.seen,
             self.biases + other.biases,
             self.slopes + other.slopes,
+            self.fills + other.fills,
+            max(self.hidden, other.hidden),
+            min(self.most, other.most),
         )
 
 
-def added(grid: Grid, addend: Addend) -> Parts:
-    """Read what is added to the scores."""
-    at = grid.aligned(addend.expr, addend.shape)
-    whole = Parts(biases=((at.source(), addend.factor),))
-    return _if_simple(grid, _added(at, addend.factor), whole)
-
-
-def kept(grid: Grid, condition: Condition) -> Parts:
-    """Read where scores are kept."""
-    at = grid.aligned(condition.expr, condition.shape)
-    whole = Parts(seen=((at.source(), condition.value),))
-    return _if_simple(grid, _seen(at, condition.value), whole)
-
-
-def held(grid: Grid, least: Addend) -> Parts:
-    """Read `least` of ``minimum(scores, least)``: a bound of scores, as `biases` are here."""
-    at = grid.aligned(least.expr, least.shape)
-    return _if_simple(grid, _held(at), Parts(biases=((at.source(), 1.0),)))
+def parts_of(grid: Grid, step: Step) -> Parts:
+    """Read what a step does to the scores; a `Clamp` and a `Shift` hide nothing."""
+    if not isinstance(step, Addend | Most | Condition):
+        return Parts()
+    if step.floor != grid.floor:
+        grid = replace(grid, floor=step.floor, addends={})
+    at = grid.aligned(step.expr, step.shape)
+    if isinstance(step, Addend):
+        whole = Parts(biases=((at.source(), step.factor),))
+        return _if_simple(grid, _added(at, step.factor), whole)
+    if isinstance(step, Most):
+        return _if_simple(grid, _held(at), Parts(biases=((at.source(), 1.0),)))
+    if not grid.hides(step.filler):
+        return Parts(fills=((at.source(), step.value, step.filler),))
+    whole = Parts(seen=((at.source(), step.value),))
+    parts = _if_simple(grid, _seen(at, step.value), whole)
+    return replace(parts, hidden=max(step.filler, step.floor))
 
 
 def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
@@ -91,12 +102,17 @@ def _added(at: Aligned, factor: float) -> Parts | None:
 
 
 def _addend_parts(at: Aligned, factor: float) -> Parts | None:
+    hidden = [-INFINITE]
+
     def adds_nothing(number: float) -> bool | None:
-        return number == 0 if number == 0 or number * factor <= HIDDEN else None
+        if number != 0 and at.grid.hides(number * factor):
+            hidden.append(max(number * factor, at.grid.floor))
+            return False
+        return True if number == 0 else None
 
     band = _band_where(at, adds_nothing)
     if band is not None:
-        return Parts(band)
+        return Parts(band, hidden=max(hidden))
     view, expr = at.grid.view, at.at.expr
     call = view.call(expr, "relax.where")
     if call is not None and factor > 0:
@@ -139,11 +155,13 @@ def _chosen(
         rest, mask = at.operand(inner), at.operand(condition)
         if (
             constant is not None
-            and constant * factor <= HIDDEN
+            and at.grid.hides(constant * factor)
             and rest is not None
             and mask is not None
         ):
-            return rest, _seen(mask, value)
+            parts = _seen(mask, value)
+            hidden = max(constant * factor, at.grid.floor)
+            return rest, None if parts is None else replace(parts, hidden=hidden)
     return None
 
 
@@ -170,15 +188,24 @@ def _where(at: Aligned, value: Element, tells: Callable[[float], bool | None]) -
 
 def _held(at: Aligned) -> Parts | None:
     """Take a bound of the scores to pieces: huge where a key is seen, and else hiding it."""
-    band = _band_where(at, lambda number: number > 0 if abs(number) >= -HIDDEN else None)
+    hidden, most = [-INFINITE], [INFINITE]
+
+    def bounds_nothing(number: float) -> bool | None:
+        if at.grid.hides(number):
+            hidden.append(max(number, at.grid.floor))
+            return False
+        most.append(number)
+        return True if number == INFINITE or at.grid.finite else None
+
+    band = _band_where(at, bounds_nothing)
     if band is not None:
-        return Parts(band)
+        return Parts(band, hidden=max(hidden), most=min(most))
     call = at.grid.view.call(at.at.expr, "relax.where")
     found = _chosen(at, call) if call is not None else None
     if found is not None and found[1] is not None:
-        most = found[0].elements.uniform(found[0].at.expr)
-        if most is not None and most >= -HIDDEN:
-            return found[1]
+        bound = found[0].elements.uniform(found[0].at.expr)
+        if bound is not None and bounds_nothing(bound):
+            return replace(found[1], most=bound)
     return Parts(biases=((at.source(), 1.0),))
 
 

@@ -15,8 +15,11 @@ from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
 from .alibi import Slopes
 from .aligned import Aligned, Grid
 from .bands import Sight, sight_of
+from .biases import bias_of
 from .chain import AttentionChain
-from .masks import Parts, added, held, kept
+from .hiding import read
+from .masks import Parts
+from .scores import Most
 
 
 @dataclass(frozen=True)
@@ -58,24 +61,11 @@ class Modifiers:
 
 def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     """Read the masks of a chain, its sinks, and what its operator says."""
-    scores = chain.scores
-    parts = Parts()
-    sight = Sight(chain.causal, chain.window)
-    for more in (
-        *(added(grid, a) for a in scores.added),
-        *(kept(grid, c) for c in scores.conditions),
-    ):
-        parts = _both(parts, more)
-    bounds = Parts()
-    for least in scores.least:
-        bounds = _both(bounds, held(grid, least))
-    biases = [*parts.biases, *bounds.biases]
-    parts = _both(parts, replace(bounds, biases=()))
-    guard(
-        len(biases) < 2,
-        Reason.ATTRIBUTE,
-        f"{len(biases)} masks are added to the scores or bound them; a kernel takes one",
-    )
+    steps = read(chain, grid)
+    parts, sight = Parts(), Sight(chain.causal, chain.window)
+    for _, more in steps:
+        parts = _both(parts, replace(more, biases=(), fills=()))
+    bias, bias_op = bias_of(steps)
     guard(
         len(parts.seen) < 2,
         Reason.ATTRIBUTE,
@@ -86,25 +76,17 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     guard(found is not None, Reason.ATTRIBUTE, detail)
     assert found is not None
     sight = _one_sight(sight, found)
-    sinks = None if chain.sinks is None else _sinks(grid, chain.sinks, scores.covers)
+    sinks = None if chain.sinks is None else _sinks(grid, chain.sinks, chain.scores.covers)
     guard(
-        not (parts.slopes and scores.least),
+        not parts.slopes or (bias_op == "add" and not any(isinstance(s, Most) for s, _ in steps)),
         Reason.ATTRIBUTE,
         "a bias by position beside a bound of the scores",
     )
-    slopes = _slopes(grid, parts.slopes, sight, shifts=sinks is None and not bounds.biases)
-    found_bias = _bias(*biases[0]) if biases else None
-    if found_bias is not None:
-        check_dtype(dtype_of(found_bias[0].expr), "the mask")
-    return Modifiers(
-        sight.causal,
-        sight.window,
-        found_bias,
-        "min" if bounds.biases else "add",
-        _mask(*parts.seen[0]) if parts.seen else None,
-        slopes,
-        sinks,
-    )
+    slopes = _slopes(grid, parts.slopes, sight, shifts=sinks is None and bias_op == "add")
+    if bias is not None:
+        check_dtype(dtype_of(bias[0].expr), "the mask")
+    mask = _mask(*parts.seen[0]) if parts.seen else None
+    return Modifiers(sight.causal, sight.window, bias, bias_op, mask, slopes, sinks)
 
 
 def _both(parts: Parts, more: Parts) -> Parts:
@@ -125,16 +107,6 @@ def _one_sight(said: Sight, found: Sight) -> Sight:
     guard(said.causal == found.causal, Reason.ATTRIBUTE, detail)
     windows = [w for w in (said.window, found.window) if w is not None]
     return Sight(said.causal, min(windows, default=None))
-
-
-def _bias(at: Aligned, factor: float) -> tuple[KernelArg, MaskDims]:
-    """Return a bias as an operand, multiplied by what its sum with the scores is."""
-    expr = at.at.expr
-    if factor == 1.0:
-        return at.arg()
-    number = relax.const(factor, dtype_of(expr))
-    value = relax.op.negative(expr) if factor == -1.0 else relax.op.multiply(expr, number)
-    return at.arg(relax.BlockBuilder().normalize(value))
 
 
 def _mask(at: Aligned, sees: bool) -> tuple[KernelArg, MaskDims]:

@@ -3,36 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from tvm import relax
 
 from ...errors import Decline, Reason
+from ..bounds import Interval
 from ..pattern import PrimExpr
 from ..shapes import shape_of
 
-HIDDEN = -1e4
-"""A score of this size or below counts as hidden: ``exp`` of it is zero beside any other's."""
+INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
 class Addend:
-    """What is added to the scores, or is the most that they can be, where they had `shape`.
+    """What is added to the scores, where they had `shape`.
 
-    `factor` multiplies it: what the sum is multiplied by, and -1 where it is subtracted.
+    `factor` multiplies it: what the sum is multiplied by, and -1 where it is subtracted.  `floor`
+    is what later steps raise lower scores to, here and elsewhere.
     """
 
     expr: relax.Expr
     shape: tuple[PrimExpr, ...]
     factor: float = 1.0
+    floor: float = -INFINITE
+
+
+@dataclass(frozen=True)
+class Most:
+    """The most that scores of `shape` can be."""
+
+    expr: relax.Expr
+    shape: tuple[PrimExpr, ...]
+    floor: float = -INFINITE
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Where scores of `shape` are kept: where `expr` is `value`."""
+    """Where scores of `shape` are kept: where `expr` is `value`; elsewhere they become `filler`."""
 
     expr: relax.Expr
     value: bool
     shape: tuple[PrimExpr, ...]
+    filler: float = -INFINITE
+    floor: float = -INFINITE
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Constants between which scores are held; `factor` multiplies them later."""
+
+    low: float
+    high: float
+    factor: float
+
+    @property
+    def ends(self) -> Interval:
+        """The constants, multiplied."""
+        return self.low * self.factor, self.high * self.factor
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The largest score of each row is taken off."""
+
+
+Step: TypeAlias = Addend | Most | Condition | Clamp | Shift
 
 
 @dataclass(frozen=True)
@@ -40,19 +76,27 @@ class Scores:
     """The scores at some operator, and what happens to them from there on.
 
     `factor` multiplies them, after the soft-cap if there is one; `scale` is what they were
-    multiplied by in front of it.  `shifted` tells whether the largest of a row was subtracted.
-    `problem` is why this is no attention that a kernel has.
+    multiplied by in front of it.  `steps` are what else happens, in order; numbers in them are
+    multiplied by what follows.  `floor` is the least that the steps leave of a score.  `problem` is
+    why this is no attention that a kernel has.
     """
 
     expr: relax.Expr
     covers: tuple[relax.Var, ...]
     factor: float = 1.0
     softcap: float | None = None
-    added: tuple[Addend, ...] = ()
-    least: tuple[Addend, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    shifted: bool = False
+    steps: tuple[Step, ...] = ()
+    floor: float = -INFINITE
     problem: Decline | None = None
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the largest score of a row is subtracted."""
+        return any(isinstance(step, Shift) for step in self.steps)
+
+    def after(self, step: Step, expr: relax.Expr) -> Scores:
+        """Go on with an operand of the operator at hand, to whose elements it does `step`."""
+        return replace(self.inside(expr), steps=(step, *self.steps))
 
     @property
     def scale(self) -> float:

@@ -6,20 +6,21 @@ its own needs one more of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import ml_dtypes
 from tvm import ir, relax, tirx
 
 from ...errors import Reason
 from ...workload import FLOAT_BYTES
+from ..bounds import Bounds, Interval
 from ..constants import binary, scaled
 from ..elements import Elements
 from ..pattern import BlockView
 from ..shapes import dtype_of, same_shape, shape_of, shape_text
 from .row_maximum import row_maximum
-from .scores import HIDDEN, Addend, Condition, Scores
+from .scores import Addend, Clamp, Condition, Most, Scores, Shift
 
 Steps = Iterator[Scores]
 
@@ -109,14 +110,14 @@ def _added(view: BlockView, at: Scores) -> Steps:
 
 
 def _with_addend(at: Scores, inner: relax.Expr, addend: relax.Expr, *, sign: float = 1.0) -> Scores:
-    masked = at.inside(inner)
+    masked = at.after(Addend(addend, at.shape, sign * at.factor, at.floor), inner)
     if at.softcap is not None:
         masked = _after_mask(masked, "a mask is added")
     if not same_shape(masked.shape, at.shape):
         sizes = shape_text(masked.shape), shape_text(at.shape)
         detail = f"scores of {sizes[0]} and the mask are {sizes[1]} together"
         masked = masked.refused(Reason.SHAPE, detail)
-    return replace(masked, added=(Addend(addend, at.shape, sign * at.factor), *masked.added))
+    return masked
 
 
 def _where(view: BlockView, at: Scores) -> Steps:
@@ -129,53 +130,48 @@ def _where(view: BlockView, at: Scores) -> Steps:
         value = Elements(view).uniform(filler)
         if value is None or not same_shape(shape_of(inner), at.shape):
             continue
-        masked = at.inside(inner)
+        step = Condition(condition, sees, at.shape, value * at.factor, at.floor)
+        masked = at.after(step, inner)
         if at.softcap is not None:
             masked = _after_mask(masked, "a mask is applied")
-        scaled = value * at.factor
-        if not scaled <= HIDDEN:
-            detail = f"masked scores become {scaled:g}; at most {HIDDEN:g} counts as hidden"
-            masked = masked.refused(Reason.ATTRIBUTE, detail)
-        new = Condition(condition, sees, at.shape)
-        yield replace(masked, conditions=(new, *masked.conditions))
+        yield masked
 
 
 def _held(view: BlockView, at: Scores) -> Steps:
-    """``maximum(s, finfo.min)`` does nothing; ``minimum(s, mask)`` is a mask."""
+    """``minimum(s, mask)``, and scores that are held between constants."""
     if dtype_of(at.expr) not in FLOAT_BYTES:
         return
     elements = Elements(view)
     for inner, bound in binary(view, at.expr, "relax.maximum"):
         value = elements.uniform(bound)
         if value is not None and same_shape(shape_of(inner), at.shape):
-            yield _clamped(at, inner, value, None)
+            yield _clamped(view, at, inner, (value, math.inf))
     for inner, bound in binary(view, at.expr, "relax.minimum"):
         if not same_shape(shape_of(inner), at.shape):
             continue
         value = elements.uniform(bound)
         if value is not None:
-            yield _clamped(at, inner, None, value)
+            yield _clamped(view, at, inner, (-math.inf, value))
         else:
-            masked = _after_mask(at.inside(inner), "a mask holds scores down")
-            yield replace(masked, least=(Addend(bound, at.shape), *masked.least))
+            masked = at.after(Most(bound, at.shape, at.floor), inner)
+            yield _after_mask(masked, "a mask holds scores down")
     call = view.call(at.expr, "relax.clip")
     if call is not None and all(isinstance(a, tirx.IntImm | tirx.FloatImm) for a in call.args[1:]):
-        low, high = (float(a) for a in call.args[1:])
-        yield _clamped(at, call.args[0], low, high)
+        low, high = (float(a.value) for a in call.args[1:])
+        yield _clamped(view, at, call.args[0], (low, high))
 
 
-def _clamped(at: Scores, inner: relax.Expr, low: float | None, high: float | None) -> Scores:
-    """Drop bounds so far out that no score of a query and a key reaches them.
-
-    That is what a later factor makes of a bound, or one at the end of what the dtype holds.
-    """
-    before = at.inside(inner)
-    limit = float(ml_dtypes.finfo(dtype_of(at.expr)).max)
-    for bound, sign in ((low, -1.0), (high, 1.0)):
-        reach = limit if bound is None else sign * bound
-        if reach < limit and reach * at.factor < -HIDDEN:
-            before = before.refused(Reason.ATTRIBUTE, f"scores are held back at {bound:g}")
-    return before
+def _clamped(view: BlockView, at: Scores, inner: relax.Expr, ends: Interval) -> Scores:
+    """Drop bounds beyond which no element of `inner` is; leave others to what is known later."""
+    low, high = ends
+    least, largest = Bounds(view).of(inner)
+    if low <= least and largest <= high:
+        return at.inside(inner)
+    before = at.after(Clamp(low, high, at.factor), inner)
+    if not (low < high and at.factor > 0 and at.softcap is None):
+        bound = high if low <= least else low
+        return before.refused(Reason.ATTRIBUTE, f"scores are held back at {bound:g}")
+    return replace(before, floor=max(at.floor, low * at.factor))
 
 
 def _shifted(view: BlockView, at: Scores) -> Steps:
@@ -186,9 +182,9 @@ def _shifted(view: BlockView, at: Scores) -> Steps:
     largest = row_maximum(view, call.args[1])
     if largest is None or not largest[0].same_as(call.args[0]):
         return
-    before = at.inside(call.args[0])
-    before = replace(before, covers=(*largest[1], *before.covers), shifted=True)
-    if at.softcap is not None or at.least:
+    before = at.after(Shift(), call.args[0])
+    before = replace(before, covers=(*largest[1], *before.covers))
+    if at.softcap is not None or any(isinstance(step, Most) for step in at.steps):
         before = before.refused(Reason.ATTRIBUTE, "the largest score is taken off in between")
     yield before
 
