@@ -58,9 +58,10 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
         elif kind == "all hidden" and name == "mask":
             values[leaf] = np.zeros_like(values[leaf])
         elif kind == "hidden by a bias" and name == "bias":
-            hidden = rng.random(values[leaf].shape)
-            values[leaf] = np.where(hidden < 0.3, -np.inf, values[leaf])
-            values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
+            chosen = rng.random(values[leaf].shape)
+            values[leaf] = np.where(chosen > 0.7, -60000.0, values[leaf])
+            if not _hides(region.match.workload):  # by numbers that are larger
+                values[leaf] = np.where(chosen < 0.3, -np.inf, values[leaf])
         elif kind == "as small as an epsilon" and name in ("x", "residual"):
             values[leaf] = values[leaf] * _epsilon(region.match.workload) ** 0.5
     if first is not None and values[first].dtype.kind == "f" and values[first].size:
@@ -76,6 +77,11 @@ def _epsilon(work: Workload) -> float:
     """Return the epsilon of a norm: beside rows of its size only, it makes a difference."""
     norm = work.norm if isinstance(work, NormMatmul | GatedFFN) else None
     return norm.eps if norm is not None and 0 < norm.eps < np.inf else 0.0
+
+
+def _hides(work: Workload) -> bool:
+    """Tell whether an attention hides keys by their position."""
+    return isinstance(work, Attention) and (work.causal != "none" or work.window is not None)
 
 
 def operand_of(region: Region) -> Iterator[tuple[relax.Var, str]]:

@@ -19,6 +19,8 @@ from .shapes import dtype_of
 Interval: TypeAlias = tuple[float, float]
 """The least and the largest number, minus infinity and infinity where there is none."""
 
+FAR = -1e30
+"""Beside a number below, no digit of a score is left in float32: their sum is that number."""
 ANY: Interval = (-math.inf, math.inf)
 _MOVED = ("broadcast_to", "expand_dims", "flip", "permute_dims", "repeat", "reshape", "squeeze")
 MOVEMENTS = tuple(f"relax.{name}" for name in (*_MOVED, "strided_slice", "tile"))
@@ -32,6 +34,8 @@ _WITHIN: dict[str, Interval] = {
     "ones": (1.0, 1.0),
     "ones_like": (1.0, 1.0),
 }
+_POSITIONS: Interval = (-(2.0**44), 2.0**44)
+"""No tensor has more elements."""
 _DEEPEST = 64
 """Operators behind one another that are followed."""
 
@@ -75,6 +79,11 @@ class Bounds:
             return _COMPUTED[name](*(self.of(a, depth + 1) for a in operands))
         if value.op.name in MOVEMENTS or name == "astype":
             return self.of(args[0], depth + 1)
+        if name == "arange":
+            if all(isinstance(a, tirx.IntImm | tirx.FloatImm) for a in args[:2]):
+                ends = sorted(float(a.value) for a in args[:2])
+                return ends[0], ends[1]
+            return _POSITIONS
         if name in ("full", "full_like"):
             return self.of(args[1], depth + 1)
         if name in ("tril", "triu"):
@@ -88,6 +97,15 @@ class Bounds:
             least, largest = self.of(args[0], depth + 1)
             return max(min(least, high), low), max(min(largest, high), low)
         return ANY
+
+
+def _power(a: Interval, b: Interval) -> Interval:
+    """Return between which numbers powers of positive numbers are."""
+    if not 0 < a[0] <= a[1] < math.inf or math.inf in map(abs, b):
+        return ANY
+    with np.errstate(over="ignore"):
+        found = [float(np.float64(x) ** y) for x in a for y in b]
+    return min(found), max(found)
 
 
 def _product(a: Interval, b: Interval) -> Interval:
@@ -127,6 +145,7 @@ _COMPUTED: dict[str, Callable[..., Interval]] = {
     "add": plus,
     "subtract": lambda a, b: plus(a, times(b, -1.0)),
     "multiply": _product,
+    "power": _power,
     "divide": _quotient,
     "negative": lambda a: times(a, -1.0),
     "abs": _absolute,

@@ -45,9 +45,10 @@ class FuseAttentionChain(FusingPass):
     be it a constant, `tril` or a comparison of `arange`, becomes a causal mask and a window, and is
     not computed any more; a boolean one stays an operand, and so do biases.
 
-    A query of which every key is hidden, by minus infinity or by a boolean mask, gives zeros, where
-    the graph gives NaN.  A finite number hides keys by their position where it is proved that it
-    leaves them no weight; else masks are added as the graph says, several as one operand.
+    A query of which every key is hidden, by minus infinity, a boolean mask, or numbers below -1e30
+    in masks by position or by booleans, gives zeros, where the graph gives NaN or the mean of some
+    values.  Another number hides keys by position where it is proved that it leaves them no weight;
+    else masks are added as the graph says, several as one operand.
     Zeros that a graph puts in the place of weights that are NaN are for such queries: of scores
     that are NaN, NaN stays.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -175,13 +176,13 @@ def _written(w: Writer, qkv: QKV) -> relax.Var:
 
 def modified(w: Writer, scores: relax.Var) -> relax.Var:
     """Cap, bias and mask scores ``[b, n, s, t]``, each or not, in any order."""
-    steps = ["cap"] * w.chance(15)
-    for _ in range(w.pick(0, 1, 1, 1, 2)):
-        steps.append(w.pick("add", "min", "alibi", "data", "band", "band", "band", "random"))
+    steps = ["capped"] * w.chance(15)
+    for _ in range(w.pick(0, 1, 1, 1, 2, 2, 3)):
+        steps.append(w.pick(*_STEPS, "band", "band", "padding"))
     if w.chance(10):
         w.rng.shuffle(steps)
     for step in steps:
-        scores = _STEPS[step](w, scores)
+        scores = _capped(w, scores) if step == "capped" else _STEPS[step](w, scores)
     return scores
 
 
@@ -262,7 +263,7 @@ def _draft(w: Writer, scores: relax.Var, steps: int) -> relax.Var:
 def _where(w: Writer, scores: relax.Var, seen: relax.Expr) -> relax.Var:
     """Keep the scores that are seen, in one of the ways of front ends."""
     dtype = dtype_of(scores)
-    far = w.pick(-math.inf, -1e9 if dtype != "float16" else -6e4, -1e4, -100.0)
+    far = w.pick(-math.inf, *_low(dtype))
     hidden, how = w.scalar(far, scores), w.pick("where", "where", "where not", "add", "add", "full")
     if how == "where":
         return w(op.where, seen, scores, hidden)
@@ -280,12 +281,41 @@ def _where(w: Writer, scores: relax.Var, seen: relax.Expr) -> relax.Var:
     return w.either(op.add, scores, mask)
 
 
+def _low(dtype: str) -> tuple[float, ...]:
+    """Return numbers that front ends write for masks and clamps."""
+    least = float(ml_dtypes.finfo(dtype).min)
+    return least, least, -6e4 if dtype == "float16" else -1e9, -1e4, -100.0
+
+
+def _padded(w: Writer, scores: relax.Var) -> relax.Var:
+    """Add a number where a key is padding, which is known at run time only."""
+    b, _, _, t = w.shape(scores)
+    dtype, hidden = dtype_of(scores), w.scalar(w.pick(*_low(dtype_of(scores))), scores)
+    seen = w.param((b, t), "bool")
+    if w.chance(50):
+        seen = w(op.astype, seen, "int64")
+    hides = w(op.subtract, w.scalar(1.0, scores), w(op.astype, seen, dtype))
+    mask = w(op.expand_dims, w(op.multiply, hides, hidden), [1, 2])
+    return w.either(op.add, scores, mask)
+
+
+def _clamped(w: Writer, scores: relax.Var) -> relax.Var:
+    """Hold scores between numbers, some of which none of them reaches."""
+    low, high = w.pick(*_low(dtype_of(scores))), -w.pick(*_low(dtype_of(scores)))
+    how = w.pick("maximum", "maximum", "minimum", "clip")
+    if how == "clip":
+        return w(op.clip, scores, low, high)
+    number = w.scalar(low if how == "maximum" else high, scores)
+    return w.either(op.maximum if how == "maximum" else op.minimum, scores, number)
+
+
 _STEPS: dict[str, Any] = {
-    "cap": _capped,
     "add": _added,
     "min": _least,
     "alibi": _alibi,
     "data": _masked_by_data,
     "band": _masked_by_position,
     "random": _masked_at_random,
+    "padding": _padded,
+    "clamp": _clamped,
 }

@@ -193,7 +193,7 @@ def _compared(old: np.ndarray, new: np.ndarray) -> str | None:
         return f"has shape {list(new.shape)}, not {list(old.shape)}"
     if old.dtype.kind != "f":
         return None if np.array_equal(old, new) else "differs"
-    known = ~np.isnan(new) & (old != new)  # NaN: of queries that see no key
+    known = ~np.isnan(old) & (old != new)  # NaN: of queries that see no key
     finite = old[np.isfinite(old)]
     scale = float(np.max(np.abs(finite), initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):

@@ -88,7 +88,7 @@ CASES = [
     Case(
         "scores replaced by data",
         f"{padding(FEW)}h = R.less(p, {number(0.0)}); s = R.where(h, {number(LEAST)}, s0)",
-        "bias",
+        "mask",
         PADDED,
     ),
     Case(
@@ -100,8 +100,8 @@ CASES = [
     Case("scores replaced by -1e9", f"{CAUSAL}s = R.where(c, s0, {number(MANY)})", "become -1e+09"),
     Case("scores replaced by 0", f"{CAUSAL}s = R.where(c, s0, {number(0.0)})", "become 0,"),
     Case(
-        "a window behind all keys",
-        positions("6", "6", -9)
+        "a band that is no causal mask",
+        positions("6", "6", -2)
         + f"c = R.less_equal(j, i); m = R.where(c, {number(0.0)}, {number(LEAST)})\n"
         + "s = R.add(s0, m)",
         "bias",
@@ -125,7 +125,7 @@ CASES = [
         "held behind minus infinity",
         f"{padding(FEW)}h = R.less(p, {number(0.0)}); "
         f"s1 = R.where(h, {number(float('-inf'))}, s0); s = R.maximum(s1, {number(LEAST)})",
-        "bias",
+        "mask",
         PADDED,
     ),
     Case(
@@ -237,5 +237,6 @@ def check(case: Case) -> None:
         arrays[3] = np.array([[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]])
     wanted = evaluate(mod["main"], arrays)[0]
     got = evaluate(after["main"], arrays, {decision.kernel: kernel})[0]
-    assert np.isfinite(wanted).all()
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+    seen = np.isfinite(wanted)
+    assert seen.mean() > 0.3
+    np.testing.assert_allclose(got[seen], wanted[seen], rtol=0, atol=1e-6)

@@ -10,10 +10,11 @@ from tvm.relax.expr import _update_type
 
 from ...errors import Reason
 from ...workload import BiasOp, MaskDims
+from ..bounds import FAR
 from ..pattern import KernelArg, guard
 from ..shapes import dtype_of, same_shape, shape_of
 from .aligned import Aligned
-from .hiding import FAR, Reading
+from .hiding import Reading
 from .scores import Clamp, Most, Shift
 
 Operand = tuple[KernelArg, MaskDims]

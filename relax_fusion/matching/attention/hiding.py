@@ -1,8 +1,9 @@
-"""Which masks are read as hidden keys: those of minus infinity, and numbers proved to do the same.
+"""Which masks are read as hidden keys: those of minus infinity, and numbers that do the same.
 
-A finite number hides a key where its weight in the softmax is zero, whatever the scores are: a row
-sees another key, and the difference of the two is beyond what float32's exponential can tell.
-Otherwise numbers are added and compared as the graph says.
+A number below `FAR` does in every row that sees another key, and counts as minus infinity in others
+where a mask is by position or boolean.  Any other number has to be proved to leave no weight: every
+row sees another key, and the difference of their scores is beyond float32's exponential.  Where it
+is not, numbers are added and compared as the graph says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import reduce
 from tvm import relax
 
 from ...errors import Reason
-from ..bounds import MOVEMENTS, Bounds, Interval, plus, times
+from ..bounds import FAR, MOVEMENTS, Bounds, Interval, plus, times
 from ..pattern import Refused
 from .aligned import Grid
 from .bands import Sight, rows_see, sight_of
@@ -24,8 +25,6 @@ from .scores import Addend, Clamp, Condition, Most, Shift, Step
 
 LARGEST_SCORE = 1e29
 """Scores, biases of tables, ALiBi and sinks are within it where nothing narrower is proved."""
-FAR = -1e30
-"""Beside a number below, no digit of a score is left in float32: their sum is that number."""
 _UNDERFLOW = 104.0
 """The exponential of its negative is zero in float32."""
 
@@ -137,16 +136,20 @@ def _is_far(clamp: Clamp) -> bool:
 
 
 def _is_zero(chain: AttentionChain, grid: Grid, found: Reading, track: _Track) -> bool:
-    """Tell whether the weight of every hidden key is zero, in whatever row."""
-    if track.hidden == -math.inf:
+    """Tell whether the weight of every hidden key is zero, in rows that see others.
+
+    Of numbers that are not `FAR` below, rows that see no other key have to be ruled out, too.
+    """
+    least = track.least if chain.sinks is None else -LARGEST_SCORE
+    if track.hidden == -math.inf or not track.hidden < least - _UNDERFLOW:
+        return track.hidden == -math.inf
+    if track.hidden <= FAR or chain.sinks is not None:
         return True
-    if chain.sinks is not None:
-        return track.hidden < -LARGEST_SCORE - _UNDERFLOW
     parts: Parts | None = Parts()
     for _, more in found:
         parts = parts.and_also(more) if parts is not None else None
     sight = None if parts is None else sight_of(parts.band, *grid.sizes[2:])
-    if parts is None or sight is None or parts.seen or not track.hidden < track.least - _UNDERFLOW:
+    if parts is None or sight is None or parts.seen:
         return False
     said = Sight(chain.causal, chain.window)
     return all(rows_see(each, *grid.sizes[2:]) for each in (said, sight))
