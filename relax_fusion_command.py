@@ -31,10 +31,9 @@ def main() -> int:
     asked = threading.Event()
     _watch(tidy, asked)
     _own_temporary_files(tidy)
+    tidy.append(_remove_stages)
     from relax_fusion.cli import main as command
-    from relax_fusion.cli.artifact import remove_stages
 
-    tidy.append(remove_stages)
     code = command()
     for number in WORDS:  # what is done is done; by default a signal would kill the exiting process
         signal.signal(number, signal.SIG_IGN)
@@ -51,6 +50,13 @@ def _open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+
+
+def _remove_stages() -> None:
+    """Remove half-written directories, of which there are none where nothing was imported."""
+    artifact = sys.modules.get("relax_fusion.cli.artifact")
+    if artifact is not None and hasattr(artifact, "remove_stages"):
+        artifact.remove_stages()
 
 
 def _own_temporary_files(tidy: list[Callable[[], None]]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tvm
 from pydantic import AfterValidator, InstanceOf, SkipValidation
@@ -30,7 +30,6 @@ from .transforms.debug_dump import Wanted
 from .validation import Natural, check, plain, shown
 
 Backend = Literal["auto", "mixed", "tir", "triton"]
-BACKENDS = get_args(Backend)
 
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
 _TOLD |= {"dump_functions", "dump_phases"}

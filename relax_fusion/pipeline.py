@@ -287,7 +287,6 @@ PHASES: tuple[Phase, ...] = (
 """The phases in order: the file that a dump writes after each, the function, what it is doing."""
 
 
-@relax.register_pipeline("relax_fusion")
 def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> Pass:
     """Make the pipeline; what ``relax.get_pipeline("relax_fusion", target=..., ...)`` calls.
 

@@ -20,16 +20,8 @@ FLOORS = (
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     (
-        "pipeline",
-        "phases",
-        "recovery",
-        "options",
-        "entry",
-        "models",
-        "frontends",
-        "mlc",
-        "tuning",
-        "timing",
+        *("registration", "pipeline", "phases", "recovery", "options", "entry"),
+        *("models", "frontends", "mlc", "tuning", "timing"),
     ),
     ("cli",),
 )

@@ -5,15 +5,26 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
+
+import pytest
+from tvm import relax
+from tvm.relax import pipeline as pipelines
+
+import relax_fusion
+
+from .support.processes import without_torch
 
 RECORDED = Path(__file__).parent / "data" / "public_api.txt"
 MODULES = (
@@ -71,6 +82,42 @@ def test_nothing_changes_unseen() -> None:
         RECORDED.write_text("".join(found), encoding="utf-8")
     recorded = RECORDED.read_text(encoding="utf-8").splitlines(keepends=True)
     assert "".join(unified_diff(recorded, found, "recorded", "found", n=0)) == ""
+
+
+LAZY = """
+import sys
+import relax_fusion
+assert "make_target" in dir(relax_fusion) and not hasattr(relax_fusion, "__wrapped__")
+heavy = {"numpy", "pydantic", "torch", "triton", "tvm", "tvm_ffi"}
+assert not heavy & {*sys.modules}, heavy & {*sys.modules}
+from tvm import relax
+assert not {name for name in sys.modules if name.startswith("relax_fusion.p")}
+relax.get_pipeline("relax_fusion", target="llvm")
+"""
+
+
+def test_importing_the_package_imports_nothing_else_and_registers_the_pipeline() -> None:
+    environment = without_torch()
+    done = subprocess.run([sys.executable, "-c", LAZY], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_pipeline_is_registered_also_where_tvm_is_imported_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(pipelines.PIPELINE_MAP, "relax_fusion")
+    for _ in range(2):
+        relax_fusion.registration.register_pipeline()
+    assert relax.get_pipeline("relax_fusion", target="llvm").info.name == "relax_fusion"
+
+
+def test_type_checkers_find_names_where_they_are() -> None:
+    found = {}
+    for node in ast.walk(ast.parse(Path(relax_fusion.__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level and node.module != "registration":
+            assert [name.asname for name in node.names] == [name.name for name in node.names]
+            found |= {name.name: node.module for name in node.names}
+    assert found == relax_fusion._HOME
 
 
 def test_every_public_name_is_described() -> None:

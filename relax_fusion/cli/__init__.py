@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
 
 from ..errors import RelaxFusionError
-from ..models import ModelError
 from .console import CliError, Console, tell
 from .parser import make_parser
 
@@ -35,15 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit code.
     """
+    words = sys.argv[1:] if argv is None else argv
     try:
-        args = make_parser().parse_args(argv)
+        with _torch_left_out(words):
+            args = make_parser().parse_args(words)
     except SystemExit as stop:  # argparse: 0 after --help and --version, 2 after a usage error
         return stop.code if isinstance(stop.code, int) else 2
     console = Console(quiet=args.quiet)
     try:
         # What TVM prints, of a ROCm that it does not find, is no result.
         with console.listening(), redirect_stdout(io.StringIO()):
-            return args.handler(args, console)
+            module, function = args.handler.split(":")
+            with _torch_left_out(words):
+                handler = getattr(import_module(module, __package__), function)
+            return handler(args, console)
     except KeyboardInterrupt:  # where no `relax_fusion_command` watches over the process
         return _failed("interrupted", 130, show_traceback=False)
     except BrokenPipeError:
@@ -55,12 +60,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as err:
         text = f"{_end(str(err.filename))}: {err.strerror}" if err.filename else str(err)
         return _failed(text, 1, show_traceback=args.traceback)
-    except (RelaxFusionError, ModelError, MemoryError) as err:
+    except (RelaxFusionError, MemoryError) as err:
         return _failed(str(err) or type(err).__name__, 1, show_traceback=args.traceback)
     except Exception as err:
         # The last resort: whatever is left is a defect of ours, and is reported as one.
         text = f"unexpected {type(err).__name__}: {err}; --traceback shows where"
         return _failed(text, 1, show_traceback=args.traceback)
+
+
+@contextmanager
+def _torch_left_out(words: Sequence[str]) -> Iterator[None]:
+    """Let TVM be imported without torch, for commands that need none.
+
+    TVM imports torch if it can, which takes longer than most commands.  Where both are needed, it
+    has to be first.
+    """
+    needed = {"demo", "bench"} & {*words} or any(w.lower().endswith(".pt2") for w in words)
+    if needed or "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # it cannot be imported
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def _end(path: str) -> str:

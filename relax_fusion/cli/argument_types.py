@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import io
 from contextlib import redirect_stdout
-from typing import Any
-
-from tvm.target import Target
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TargetError
-from ..hardware.target import make_target
-from ..report.sizes import SizeRange
 from ..validation import MAX_INT32, shown
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+    from ..report.sizes import SizeRange
 
 
 def target(name: str) -> Target:
     """Read the target that a name stands for."""
+    from ..hardware.target import make_target  # TVM, which help need not wait for
+
     try:
         with redirect_stdout(io.StringIO()):  # TVM prints that it does not find a ROCm
             return make_target(name)
@@ -70,6 +73,8 @@ def bound(text: str) -> tuple[str, int]:
 
 def size_range(text: str) -> SizeRange:
     """Read N, or N..M, as the sizes from N to M."""
+    from ..report.sizes import SizeRange  # the estimator, which help need not wait for
+
     first, dots, last = text.partition("..")
     low = positive(first)
     high = positive(last) if dots else low

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ..canonical import CANONICAL
 from ..hardware import DEVICES
-from ..models.layers import DTYPES
-from ..options import BACKENDS
-from ..passes import PATTERNS
-from ..quantization import QUANTIZATIONS
 from .argument_types import Named, bound, names, path, positive, target
-from .console import Console
-from .source import ZOO
+from .choices import BACKENDS, DTYPES, MODELS, PASSES, QUANTIZATIONS
 
 SRC_HELP = (
     "a Hugging Face directory (config.json and safetensors), a config.json alone (random weights), "
     "an ONNX file (.onnx), a program that torch.export saved (.pt2), or a bundled configuration: "
-    f"{', '.join(ZOO)}"
+    f"{', '.join(MODELS)}"
 )
 
 
@@ -30,13 +23,16 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 def command(
     commands: Commands,
     name: str,
-    handler: Callable[[argparse.Namespace, Console], int],
+    handler: str,
     summary: str,
     details: str = "",
     *,
     json_flag: bool = True,
 ) -> argparse.ArgumentParser:
-    """Add a command with the options that all of them have."""
+    """Add a command with the options that all of them have.
+
+    `handler` is its function as ``"module:name"``, imported when the command runs.
+    """
     parser = commands.add_parser(
         name,
         help=summary,
@@ -110,7 +106,7 @@ def add_model_arguments(
     )
     parser.add_argument(
         "--quantization",
-        choices=tuple(QUANTIZATIONS),
+        choices=QUANTIZATIONS,
         metavar="NAME",
         help=f"store weights of few bits, by MLC-LLM's names: {', '.join(QUANTIZATIONS)}",
     )
@@ -160,10 +156,10 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",
         action="append",
-        choices=(*CANONICAL, *PATTERNS),
+        choices=PASSES,
         default=[],
         metavar="PASS",
-        help=f"leave out a pass; can be repeated: {', '.join([*CANONICAL, *PATTERNS])}",
+        help=f"leave out a pass; can be repeated: {', '.join(PASSES)}",
     )
     parser.add_argument(
         "--always-fuse",

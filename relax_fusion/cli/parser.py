@@ -7,17 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from .. import __version__
-from ..estimator.shortlist import MOST
 from ..validation import printable
 from .argument_types import natural, path, positive, token_ids
 from .bench.arguments import add_bench
-from .compile import compile_command
-from .demo import demo_command
-from .explain import explain_command
+from .choices import PLANS
 from .model_arguments import Commands, add_dump, add_measured, add_model_arguments, command
-from .run import run_command
 from .study_parsers import add_diff, add_inspect, add_workloads
-from .tune import tune_command
 
 EXAMPLES = """\
 examples:
@@ -84,7 +79,7 @@ def _add_demo(commands: Commands) -> None:
     parser = command(
         commands,
         "demo",
-        demo_command,
+        ".demo:demo_command",
         "compile a small LLaMA and GPT-2 with TVM's pipeline and with ours, and compare",
         "Takes about a minute on 2 cores; needs no network, checkpoint or GPU. Weights are random. "
         "The exit code is 1 if the outputs disagree.",
@@ -96,7 +91,7 @@ def _add_compile(commands: Commands) -> None:
     parser = command(
         commands,
         "compile",
-        compile_command,
+        ".compile:compile_command",
         "compile a model to a directory that `run` and TVM can load",
         "OUT gets lib.so, manifest.json, report.json and report.html (what was fused and why, for "
         "`diff` and for a browser) and, where SRC has them, params.safetensors and tokenizer.json. "
@@ -131,7 +126,7 @@ def _add_tune(commands: Commands) -> None:
     parser = command(
         commands,
         "tune",
-        tune_command,
+        ".tune:tune_command",
         "measure the best-priced kernels of a model, for `compile --database` to choose by",
         "Times are kept in FILE one by one, so that an interrupted run loses nothing and the next "
         "one goes on from there. The most expensive chains come first.",
@@ -152,9 +147,9 @@ def _add_tune(commands: Commands) -> None:
     parser.add_argument(
         "--most",
         type=positive,
-        default=MOST,
+        default=PLANS,
         metavar="N",
-        help=f"plans for each range of rows (default: {MOST})",
+        help=f"plans for each range of rows (default: {PLANS})",
     )
     parser.add_argument("--again", action="store_true", help="measure also what FILE has")
 
@@ -163,7 +158,7 @@ def _add_run(commands: Commands) -> None:
     parser = command(
         commands,
         "run",
-        run_command,
+        ".run:run_command",
         "generate tokens, greedily, or call a function with arrays, by what `compile` made",
         "Of a decoder, a prompt is continued. Every other model takes its inputs as arrays.",
     )
@@ -210,7 +205,7 @@ def _add_explain(commands: Commands) -> None:
     parser = command(
         commands,
         "explain",
-        explain_command,
+        ".explain:explain_command",
         "say what would be fused, with which tiles and predicted times, and why not the rest",
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )

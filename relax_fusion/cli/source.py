@@ -21,9 +21,6 @@ from ..models.zoo import CONFIGS
 from ..validation import shown
 from .console import CliError
 
-ZOO = tuple(CONFIGS)
-"""The names of the bundled configurations."""
-
 DEFAULT_MAX_SEQ_LEN = 4096
 """Rows of the caches by default: those of a model made for 131072 tokens would fill a machine."""
 
@@ -209,7 +206,7 @@ def open_source(text: str) -> Source:
         return ConfigSource(text, CONFIGS[text], config_from_dict(CONFIGS[text]))
     raise CliError(
         f"{text!r} is neither a directory, a config.json, a file in {' or '.join(SUFFIXES)}, nor a "
-        f"bundled configuration ({', '.join(ZOO)})"
+        f"bundled configuration ({', '.join(CONFIGS)})"
     )
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .argument_types import Named, devices, named_range, path, size_range
-from .diff import diff_command
-from .inspect import inspect_command
 from .model_arguments import Commands, add_model_arguments, command
-from .workloads import workloads_command
 
 
 def add_workloads(commands: Commands) -> None:
@@ -16,7 +13,7 @@ def add_workloads(commands: Commands) -> None:
     parser = command(
         commands,
         "workloads",
-        workloads_command,
+        ".workloads:workloads_command",
         "list every matmul and attention of a model: sizes, counts, bytes and operations",
         "Fused chains and what is left of each function, prefill and decode of a decoder. Sizes "
         "that are not given stay symbolic; bytes and operations are then those at 512 tokens, or "
@@ -79,7 +76,7 @@ def add_diff(commands: Commands) -> None:
     parser = command(
         commands,
         "diff",
-        diff_command,
+        ".diff:diff_command",
         "compare two compilations: chains gained and lost, plans, times, files, kernels",
         "The exit code is 0 if no chain was lost, whatever else differs, 1 if one was, and 2 if A "
         "or B is no compilation.",
@@ -105,7 +102,7 @@ def add_inspect(commands: Commands) -> None:
     parser = command(
         commands,
         "inspect",
-        inspect_command,
+        ".inspect:inspect_command",
         "write the page of a dump: what each pass of a compilation changed",
         "`--debug-dump` writes it too; this writes it anew, from passes.json alone, for a dump "
         "that is old or was copied. Nothing is compiled, and nothing is served.",

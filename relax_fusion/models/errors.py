@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..errors import RelaxFusionError
 
-class ModelError(ValueError):
+
+class ModelError(RelaxFusionError, ValueError):
     """Something about a model, its files or its inputs is wrong; the message says what to do."""
 
 

@@ -19,10 +19,11 @@ from tvm.support import cc
 from tvm.target import Target
 
 from relax_fusion import dequantize, models, quantize
-from relax_fusion.cli import argument_types, build, main, parser
+from relax_fusion.cli import build, explain, main, parser
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.model_arguments import asked
 from relax_fusion.cli.run import _generate
+from relax_fusion.hardware import target
 from relax_fusion.models import zoo
 from relax_fusion.transforms.cuda_graph import RUN_OR_CAPTURE
 
@@ -387,9 +388,9 @@ def test_what_others_print_is_no_result(capsys, monkeypatch):
         print("ROCm not detected")
         return result
 
-    monkeypatch.setattr(argument_types, "make_target", talkative)
+    monkeypatch.setattr(target, "make_target", talkative)
     monkeypatch.setattr(
-        parser, "explain_command", lambda args, console: talkative(console.json({})) or 0
+        explain, "explain_command", lambda args, console: talkative(console.json({})) or 0
     )
     assert main(["explain", "gpt2", "--target", "rocm", "--json"]) == 0
     assert capsys.readouterr().out == "{}\n"

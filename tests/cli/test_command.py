@@ -12,12 +12,17 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from relax_fusion.cli import main
+from relax_fusion import PATTERNS, QUANTIZATIONS, options
+from relax_fusion.canonical import CANONICAL
+from relax_fusion.cli import choices, main
 from relax_fusion.cli.console import Console
+from relax_fusion.estimator import shortlist
 from relax_fusion.mlc.__main__ import _failed as mlc_failed
+from relax_fusion.models import layers, zoo
 from relax_fusion.validation import printable
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +105,40 @@ def test_while_it_imports(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "relax-fusion: error: interrupted\n")
     assert process.returncode == 130
+
+
+IMPORTING = """
+import sys
+from relax_fusion.cli import main
+def imported(*words):
+    code = main(words)
+    return {name for name in ("numpy", "torch", "triton", "tvm") if name in sys.modules}, code
+helps = ((), "demo", "compile", "tune", "run", "bench", "explain", "workloads", "diff", "inspect")
+for command in helps:
+    assert imported(*[command or "--version"][:1], "--help")[0] == set(), command
+assert imported("explain", "nothing", "-q") == ({"numpy", "triton", "tvm"}, 1)
+"""
+
+
+def test_help_waits_for_nothing_and_no_command_for_torch() -> None:
+    """TVM imports torch where it can; a command that needs TVM alone does without."""
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_parser_knows_by_name_is_all_that_there_is() -> None:
+    assert get_args(options.Backend) == choices.BACKENDS
+    assert choices.DTYPES == layers.DTYPES
+    assert (*zoo.CONFIGS,) == choices.MODELS
+    assert (*CANONICAL, *PATTERNS) == choices.PASSES
+    assert choices.PLANS == shortlist.MOST
+    assert (*QUANTIZATIONS,) == choices.QUANTIZATIONS
 
 
 def test_no_other_module_is_a_program() -> None:
@@ -209,7 +248,11 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys) ->
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     told = capsys.readouterr().out
     assert json.loads(told)["failed"] == CONTROLS and told.isascii()
-    for arguments in (["explain", f"{CONTROLS}\udcff"], [CONTROLS], ["run", CONTROLS, "--prompt-ids", "1"]):
+    for arguments in (
+        ["explain", f"{CONTROLS}\udcff"],
+        [CONTROLS],
+        ["run", CONTROLS, "--prompt-ids", "1"],
+    ):
         assert main([*arguments, *["--traceback"] * (len(arguments) > 1)]) in (1, 2)
     console = Console()
     console.step(f"exporting {CONTROLS}\nrelax-fusion: error: forged")

@@ -6,9 +6,8 @@ import argparse
 
 from ...validation import shown
 from ..argument_types import Named, bound, natural, path, positive
+from ..choices import PEERS
 from ..model_arguments import SRC_HELP, Commands, add_measured, add_model_arguments, command
-from .command import bench_command
-from .contenders import PEERS
 
 
 def add_bench(commands: Commands) -> None:
@@ -16,7 +15,7 @@ def add_bench(commands: Commands) -> None:
     parser = command(
         commands,
         "bench",
-        bench_command,
+        ".bench.command:bench_command",
         "measure how fast a model is, kernel by kernel, beside TVM's default and torch",
         "Everybody runs the same calls in turn, in one process. The exit code is 1 if results with "
         "the same weights differ by more than rounding can explain. docs/measuring.md tells what "

@@ -21,6 +21,7 @@ from ...transforms.debug_dump import PAGE
 from ...validation import json_text
 from ..artifact import when_interrupted
 from ..build import require_linker
+from ..choices import PEERS
 from ..compilation import check_unasked, is_compiled
 from ..compile import UNASKED, compile_to, compiled_of
 from ..console import CliError, Console, first_line
@@ -30,7 +31,6 @@ from ..page import check_written
 from ..source import Source, open_source
 from .contenders import (
     OURS,
-    PEERS,
     TORCH,
     TVM,
     Contender,

@@ -12,13 +12,13 @@ import numpy as np
 from ...hardware.target import make_target
 from ...models import Generator
 from ..build import build_default
+from ..choices import PEERS
 from ..console import CliError
 from ..measure import timed
 from .subject import Call, Subject, loaded
 
-OURS, TVM, TORCH = "relax_fusion", "tvm", "torch"
-COMPILED, GRAPHS = "torch-compile", "torch-graphs"
-PEERS = (TVM, TORCH, COMPILED, GRAPHS)
+OURS = "relax_fusion"
+TVM, TORCH, COMPILED, GRAPHS = PEERS
 
 CALLS, LONGEST = 10, 1.0
 """Calls in a turn: so many, or until so many seconds are over."""
