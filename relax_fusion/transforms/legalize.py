@@ -7,7 +7,7 @@ sees only itself, is the usual victim; its NaN then reaches every later token. T
 scores and sums in float16. Here they are float32, and a masked score is minus infinity. It has no
 windows at all.
 Its LayerNorm refuses bfloat16, and ignores ``scale`` and ``center``, as its GroupNorm does, whose
-reshapes hide what a row is.
+reshapes hide what a row is.  A tensor full of infinity, as masks are, ends in a TypeError.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import tvm
@@ -123,7 +124,20 @@ def _group_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(group_norm, *call.args, call.attrs, primfunc_name_hint="group_norm")
 
 
+def _full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Fill a tensor; of a number that is not finite TVM's own looks for text in a dtype."""
+    like, value = call.args
+    shape = like if isinstance(like, relax.ShapeExpr) else like.ty.shape
+    number = value.value.numpy().item() if isinstance(value, ir.GenericConst) else 0
+    if isfinite(number) or not isinstance(shape, relax.ShapeExpr):
+        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+    made = (shape.values, call.ty.dtype, number)
+    return bb.call_te(topi.cpp.full, *made, primfunc_name_hint="full")
+
+
 LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
+    "relax.full": _full,
+    "relax.full_like": _full,
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
     "relax.nn.group_norm": _group_norm,

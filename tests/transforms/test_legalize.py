@@ -55,6 +55,20 @@ def test_attention_matches_torch(dtype, shift):
         assert_accurate(got.astype("float64"), exact, np.stack(moved), dtype, max(dim, context))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("number", [float("-inf"), float("nan"), 2.5])
+def test_a_tensor_is_full_of_any_number(dtype: str, number: float) -> None:
+    x = relax.Var("x", relax.TensorType((tirx.Var("n", "int64"), 3), dtype))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        like = bb.emit(relax.op.full_like(x, relax.const(number, "float32")))
+        made = bb.emit(relax.op.full((2, 3), relax.const(number, dtype), dtype))
+        bb.emit_func_output(relax.Tuple([like, made]))
+    vm = machine(quickly(relax.transform.LegalizeOps(LEGALIZE_MAP)(bb.get())))
+    for out, rows in zip(vm["main"](tvm.runtime.empty((4, 3), dtype)), (4, 2), strict=True):
+        assert np.array_equal(out.numpy().astype("float32"), np.full((rows, 3), number), True)
+
+
 def torch_attention(*arrays: np.ndarray) -> np.ndarray:
     q, k, v = (torch.from_numpy(x).double().transpose(1, 2) for x in arrays)
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
