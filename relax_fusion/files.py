@@ -29,19 +29,30 @@ def check_regular(path: Path) -> os.stat_result:
     return found
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, *, own: bool = False) -> bytes:
     """Return the content of a regular file of at most `MOST_BYTES`.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    own : bool
+        Whether to refuse a file that others than this user and root own, or can write to.
 
     Raises
     ------
     OSError
         If there is no such file, or it cannot be read.
     """
-    size = check_regular(path).st_size
-    if size > MOST_BYTES:
-        text = f"it has {size} bytes, at most {MOST_BYTES} can be read"
-        raise OSError(errno.EFBIG, text, str(path))
-    return path.read_bytes()
+    check_regular(path)
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > MOST_BYTES:
+            text = f"it has {found.st_size} bytes, at most {MOST_BYTES} can be read"
+            raise OSError(errno.EFBIG, text, str(path))
+        if own and (found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022):
+            raise PermissionError(errno.EPERM, "others can write to it", str(path))
+        return file.read()
 
 
 def write_file(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ from .parser import make_parser
 
 __all__ = ["main"]
 
-_LONGEST_PATH = 200
+_LONGEST_PATH, _LONGEST_ERROR = 200, 4000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,5 +98,8 @@ def _failed(message: str, code: int, *, show_traceback: bool) -> int:
         import traceback
 
         tell(traceback.format_exc().rstrip())
-    tell(f"relax-fusion: error: {' '.join(message.split())}")
+    line = " ".join(message.split())
+    if len(line) > _LONGEST_ERROR:  # of names that a file gives, without end
+        line = f"{line[: _LONGEST_ERROR // 2]} ... {line[-_LONGEST_ERROR // 2 :]}"
+    tell(f"relax-fusion: error: {line}")
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 import zlib
@@ -101,6 +102,10 @@ def _archived(path: Path) -> Iterator[tuple[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as archive:
             if isinstance(archive, np.ndarray):
                 raise ValueError("it is a single array, not an archive")
+            unpacked = sum(member.file_size for member in archive.zip.infolist())
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if unpacked > memory:
+                raise ValueError(f"unpacked it has {unpacked} bytes, this machine {memory}")
             yield from archive.items()
     except _DAMAGES as err:
         raise CliError(f"{path} cannot be read as arrays (.npz): {_told(err)}") from err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 
@@ -23,6 +23,12 @@ from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clippe
 
 LARGEST_CONSTANT = 4096
 """Elements up to which a constant stays in the code: passes look into such ones."""
+
+MOST_NODES = 1_000_000
+"""Nodes of a graph in which functions stand where they are called."""
+
+MOST_TERMS = 100
+"""Names and numbers in the expression of a size."""
 
 _READERS = (
     *("relax.matmul", "relax.take", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"),
@@ -68,12 +74,37 @@ def read_onnx(path: Path) -> ImportedModel:
 
 def _imported(model: onnx.ModelProto) -> ImportedModel:
     if model.functions:
+        functions = {(f.domain, f.name, f.overload): f.node for f in model.functions}
+        nodes = _inlined(model.graph.node, functions, {})
+        if nodes > MOST_NODES:
+            raise ModelFileError(
+                f"its functions come to {nodes} nodes where they are called; at most {MOST_NODES} "
+                "are imported"
+            )
         model = inline_local_functions(model)
     names = _named(model)
     mod = from_onnx(model)
     signature = signature_of(mod, names, [output.name for output in model.graph.output])
     mod, weights = _with_weights(with_clipped_indices(mod), _names(model))
     return ImportedModel(mod, signature, weights)
+
+
+def _inlined(
+    nodes: Iterable[onnx.NodeProto],
+    functions: Mapping[tuple[str, str, str], Iterable[onnx.NodeProto]],
+    known: dict[tuple[str, str, str], int],
+) -> int:
+    """Count nodes, those of functions wherever they are called."""
+    total = 0
+    for node in nodes:
+        key = (node.domain, node.op_type, node.overload)
+        if key in functions and key not in known:
+            known[key] = 0  # in a circle, which the inliner refuses
+            known[key] = _inlined(functions[key], functions, known)
+        graphs = [graph for a in node.attribute for graph in (a.g, *a.graphs)]
+        inner = sum(_inlined(graph.node, functions, known) for graph in graphs)
+        total += 1 + known.get(key, 0) + inner
+    return total
 
 
 def _named(model: onnx.ModelProto) -> list[str]:
@@ -87,6 +118,11 @@ def _named(model: onnx.ModelProto) -> list[str]:
     alone = {dim.dim_param for *_, dim in dims if dim.dim_param.isidentifier()}
     for taken, axis, dim in dims:
         words = re.split(r"[-+*/ ]+", dim.dim_param)
+        if len(words) > MOST_TERMS:  # TVM follows each by a call
+            raise ModelFileError(
+                f"a size of the input {taken.name!r} has {len(words)} terms; at most {MOST_TERMS} "
+                "are imported"
+            )
         if dim.dim_value or all(word in alone or word.isdecimal() for word in words):
             continue
         stem = re.sub(r"\W", "_", dim.dim_param or f"{taken.name}_{axis}")

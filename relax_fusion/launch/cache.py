@@ -7,9 +7,10 @@ One file per kernel, named by its key.  A file is three lines of text and two bl
     <JSON: key, kernel, lengths of the blobs>
     <zlib: PTX><cubin>
 
-Nothing in it is executed by reading it.  A file is written beside its place and moved there in one
-step, so a reader sees all of it or none, however many processes write; a file that is cut short or
-changed fails its checksum, counts as absent and is written again.
+Nothing in it is executed by reading it, and what another user could have written is not read.  A
+file is written beside its place and moved there in one step, so a reader sees all of it or none,
+however many processes write; a file that is cut short or changed fails its checksum, counts as
+absent and is written again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class KernelCache:
         """Return the kernel called `key`; None if there is none, or none that can be trusted."""
         path = self.path(key)
         try:
-            data = read_file(path)
+            data = read_file(path, own=True)
         except OSError:
             return None
         try:
@@ -67,7 +68,7 @@ class KernelCache:
         """Keep `kernel` as `key`.  A directory that cannot be written to is no error: it warns."""
         temporary = None
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
                 dir=self.directory, suffix=_PART, delete=False
             ) as file:

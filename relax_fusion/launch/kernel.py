@@ -20,6 +20,10 @@ ALIGNMENT = 16
 a warp loads 16 bytes per lane (PTX ``ld.global.v4``)."""
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]*$")]
+"""A name that stands in source code."""
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """How a kernel is launched.
@@ -124,8 +128,8 @@ class CompiledKernel:
         If a field has a value that its type does not allow.
     """
 
-    symbol: str
-    entry: str
+    symbol: Name
+    entry: Name
     capability: int
     constants: tuple[tuple[str, str], ...]
     params: tuple[str, ...]

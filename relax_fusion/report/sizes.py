@@ -20,6 +20,12 @@ Values = Mapping[str, int]
 MOST_POINTS = 512
 """Combinations of sizes that are counted for one function."""
 
+_LONGEST = 10_000
+"""Characters of an expression that is read."""
+
+_DAMAGE = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What Python's parser raises of a text that is no expression, or is nested too deeply."""
+
 _BINARY: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -58,16 +64,23 @@ def value_of(extent: Extent, values: Values) -> int | None:
     if isinstance(extent, int):
         return extent
     try:
-        return int(_value(ast.parse(extent, mode="eval").body, values))
-    except (LookupError, ValueError, SyntaxError, TypeError, ZeroDivisionError):
+        return int(_value(_parsed(extent).body, values))
+    except (*_DAMAGE, LookupError, TypeError, ArithmeticError):
         return None
+
+
+def _parsed(extent: str) -> ast.Expression:
+    """Parse an expression, which may be a stranger's."""
+    if len(extent) > _LONGEST:
+        raise ValueError(f"it has {len(extent)} characters, at most {_LONGEST} are read")
+    return ast.parse(extent, mode="eval")
 
 
 def _value(node: ast.expr, values: Values) -> Any:
     if isinstance(node, ast.Name):
         return values[node.id]
-    if isinstance(node, ast.Constant):
-        return node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value  # a text could be repeated until memory ends
     if isinstance(node, ast.BinOp):
         return _BINARY[type(node.op)](_value(node.left, values), _value(node.right, values))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -86,8 +99,8 @@ def names_in(extent: Extent) -> frozenset[str]:
     if isinstance(extent, int):
         return frozenset()
     try:
-        nodes = ast.walk(ast.parse(extent, mode="eval"))
-    except SyntaxError:
+        nodes = ast.walk(_parsed(extent))
+    except _DAMAGE:
         return frozenset()
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     return frozenset(names - {"T", *_CALLS})
@@ -105,7 +118,10 @@ def renamed(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:
     """
     if isinstance(extent, int) or not names_in(extent) & sizes.keys():
         return extent
-    found = ast.unparse(_Renaming(sizes).visit(ast.parse(extent, mode="eval")))
+    try:
+        found = ast.unparse(_Renaming(sizes).visit(_parsed(extent)))
+    except _DAMAGE:
+        return extent
     number = value_of(found, {})
     return found if number is None else number
 

@@ -321,6 +321,13 @@ def test_files_that_hold_no_array(tmp_path: Path, name: str, content: bytes, say
     assert says in str(caught.value) and name in str(caught.value)
 
 
+def test_an_archive_that_unpacks_to_more_than_the_machine_has(tmp_path: Path, monkeypatch) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(2**16, "float32"))
+    monkeypatch.setattr(arrays_module.os, "sysconf", lambda _: 2**8)
+    with pytest.raises(CliError, match="unpacked it has 262272 bytes, this machine 65536"):
+        read_inputs([str(tmp_path / "a.npz")], SIGNATURE)
+
+
 def test_damaged_and_foreign_arrays(tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((3, 4), "float32"))

@@ -97,3 +97,39 @@ def test_a_missing_package_is_named(file: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'relax-fusion\[onnx\]'"):
         read_model(file)
+
+
+def saved(file: Path, size: int | str, functions: int = 0) -> Path:
+    """Write a model of one input; each of its functions calls the one before it twice."""
+    value = onnx.helper.make_tensor_value_info
+    made, opsets = onnx.helper.make_node, [onnx.helper.make_opsetid("", 17)]
+    graph = onnx.helper.make_graph(
+        [
+            made(f"F{functions - 1}", ["x"], ["y"], domain="d")
+            if functions
+            else made("Relu", ["x"], ["y"])
+        ],
+        "g",
+        [value("x", onnx.TensorProto.FLOAT, [size])],
+        [value("y", onnx.TensorProto.FLOAT, None)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[*opsets, onnx.helper.make_opsetid("d", 1)])
+    for n in range(functions):
+        name, kind = f"F{n}", {"domain": "d"} if n else {}
+        inner = f"F{n - 1}" if n else "Relu"
+        calls = [made(inner, ["x"], ["t"], **kind), made(inner, ["t"], ["y"], **kind)]
+        imports = [*opsets, onnx.helper.make_opsetid("d", 1)]
+        model.functions.append(onnx.helper.make_function("d", name, ["x"], ["y"], calls, imports))
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+def test_functions_that_grow_without_end(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"come to \d{13} nodes .* at most 1000000"):
+        read_model(saved(tmp_path / "a.onnx", 4, functions=40))
+    assert read_model(saved(tmp_path / "b.onnx", 4, functions=3)).signature.inputs
+
+
+def test_a_size_of_many_terms(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="a size of the input 'x' has 20001 terms"):
+        read_model(saved(tmp_path / "a.onnx", "a" + "+a" * 20000))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from relax_fusion.errors import PipelineError
-from relax_fusion.report.sizes import MOST_POINTS, SizeRange, grid, names_in, times, value_of
+from relax_fusion.report.sizes import (
+    MOST_POINTS,
+    SizeRange,
+    grid,
+    names_in,
+    renamed,
+    times,
+    value_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +55,25 @@ def test_too_many_combinations() -> None:
     wide = {name: SizeRange(1, 2**20) for name in "abc"}
     with pytest.raises(PipelineError, match=rf"a 1\.\.1048576.*more than {MOST_POINTS}"):
         grid(wide)
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [
+        *("(" * 5000, "n" + "+n" * 4000, "-" * 9000 + "n", "n" * 20000, "'a' * 10 ** 11", "\0"),
+        *(
+            "'a' * 99999999999",
+            "1e400",
+            "n // 0",
+            "Div(9 ** 999, 1)",
+            "Div(n, 0)",
+            "n[0]",
+            "\ud800",
+        ),
+    ],
+    ids=lambda extent: extent[:20].encode("unicode_escape").decode(),
+)
+def test_expressions_of_strangers(extent: str) -> None:
+    """They are not known, and nothing is computed without end."""
+    assert value_of(extent, {"n": 2**31}) is None
+    assert names_in(extent) <= {"n"} and renamed(extent, {"n": "m"}) is not None

@@ -106,7 +106,11 @@ def test_an_entry_under_another_name_is_refused(
             for name in ("capability", "num_warps", "shared_bytes")
             for v in ("x", 1.5, True)
         ),
-        *({name: v} for name in ("symbol", "entry") for v in (3, None, ["a"])),
+        *(
+            {name: v}
+            for name in ("symbol", "entry")
+            for v in (3, None, ["a"], 'x"; system("y")', "")
+        ),
         *({name: v} for name in ("params", "aligned") for v in ([3], ["x", None], [[]])),
         {"constants": [["BLOCK", 3]]},
         *({"num_warps": warps} for warps in (0, 33, 10**20)),
@@ -120,6 +124,22 @@ def test_a_field_of_another_type_is_no_kernel(
     """Though the checksum is right: whoever changes a file can compute one."""
     record = json.dumps(json.loads(kernel.to_json()) | changes)
     cache.put(KEY, SimpleNamespace(to_json=lambda: record, image=kernel.image, ptx=kernel.ptx))
+    assert cache.get(KEY) is None
+
+
+def test_what_others_can_write_is_not_read(
+    cache: KernelCache, kernel: CompiledKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache.directory.stat().st_mode & 0o077 == 0
+    for mode in (0o620, 0o602):
+        cache.path(KEY).chmod(mode)
+        assert cache.get(KEY) is None
+    cache.put(KEY, kernel)
+    assert cache.get(KEY) == kernel
+    if os.geteuid() == 0:
+        os.chown(cache.path(KEY), 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert cache.get(KEY) is None
 
 
