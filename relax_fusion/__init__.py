@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .errors import EquivalenceError as EquivalenceError
     from .errors import KernelError as KernelError
     from .errors import LoweringError as LoweringError
+    from .errors import ModuleTypeError as ModuleTypeError
     from .errors import PipelineError as PipelineError
     from .errors import QuantizationError as QuantizationError
     from .errors import Reason as Reason
@@ -84,9 +85,9 @@ __version__ = "0.1.0"
 _NAMES = {
     "entry": "build partition",
     "errors": (
-        "DatabaseError Decline EquivalenceError KernelError LoweringError PipelineError "
-        "QuantizationError Reason RelaxFusionError SchedulingError TargetError TilePlanError "
-        "TuningError"
+        "DatabaseError Decline EquivalenceError KernelError LoweringError ModuleTypeError "
+        "PipelineError QuantizationError Reason RelaxFusionError SchedulingError TargetError "
+        "TilePlanError TuningError"
     ),
     "estimator": "KernelFamily register_family",
     "estimator.tile_plan": "Box PlanTable TilePlan",

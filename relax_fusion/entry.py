@@ -8,6 +8,7 @@ import tvm
 from tvm import ir
 from tvm.target import Target
 
+from .given import check_module
 from .options import PipelineOptions, make_options
 from .phases import run_once, run_phases
 from .pipeline import PHASES
@@ -36,11 +37,14 @@ def partition(mod: ir.IRModule, target: Target | str | None = None, **pipeline: 
 
     Raises
     ------
+    ModuleTypeError
+        If `mod` is no module; the message says how to get one.
     PipelineError
         If an argument is unknown or has a value that it cannot take.
     TargetError
         If no device is known for the target.
     """
+    check_module(mod)
     return run_phases(make_options(target, pipeline), PHASES[:2])(mod)
 
 
@@ -61,9 +65,10 @@ def build(
 
     Raises
     ------
-    PipelineError, TargetError
+    ModuleTypeError, PipelineError, TargetError
         As `partition`.
     """
+    check_module(mod)
 
     def compiled(options: PipelineOptions) -> tvm.runtime.Executable:
         @tvm.transform.module_pass(opt_level=0, name="relax_fusion")

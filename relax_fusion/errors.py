@@ -101,6 +101,10 @@ class PipelineError(RelaxFusionError, ValueError):
     """An argument of the pipeline has a value that it cannot take."""
 
 
+class ModuleTypeError(RelaxFusionError, TypeError):
+    """What was given as a module is none."""
+
+
 class KernelError(RelaxFusionError, ValueError):
     """A Triton kernel, its arguments, its options and its device do not fit together."""
 

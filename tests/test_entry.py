@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 import relax_fusion
 from relax_fusion import PipelineError, Report
+from relax_fusion.models import export, zoo_config
 
 from .support.chains import Chain, calls, module, outputs
 
@@ -35,6 +40,33 @@ def test_again_is_the_same() -> None:
     again = relax_fusion.partition(parts, "llvm", report=report)
     assert calls(again["main"]) == calls(parts["main"])
     assert report.fused == []
+
+
+GIVEN = {
+    "None": (lambda: None, "TVMScript"),
+    "an exported model": (lambda: export(zoo_config("demo-gpt2")), "its .mod"),
+    "a function": (lambda: module([CHAIN])["main"], "from_expr"),
+    "a PrimFunc": (lambda: tirx.PrimFunc([], tirx.Evaluate(0)), "call_tir"),
+    "a path": (lambda: "path.pt2", "'path.pt2' may be a file; read it by"),
+    "a module of torch": (lambda: pytest.importorskip("torch").nn.ReLU(), "torch.export.export"),
+    "a model of ONNX": (lambda: pytest.importorskip("onnx").ModelProto(), "from_onnx"),
+    "a module of TVM": (lambda: relax.frontend.nn.ReLU(), "export_tvm"),
+}
+
+
+@pytest.mark.parametrize("make, says", GIVEN.values(), ids=GIVEN)
+def test_what_is_no_module(make: Callable[[], Any], says: str) -> None:
+    tune = partial(relax_fusion.tune, database="never written")
+    for call in (relax_fusion.partition, relax_fusion.build, tune):
+        with pytest.raises(relax_fusion.ModuleTypeError, match=f"mod is .*{says}"):
+            call(make(), target="llvm")
+
+
+def test_an_exported_program() -> None:
+    torch = pytest.importorskip("torch")
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    with pytest.raises(relax_fusion.ModuleTypeError, match="from_exported_program first"):
+        relax_fusion.build(program, "llvm")
 
 
 def test_an_unknown_argument() -> None:

@@ -20,7 +20,7 @@ FLOORS = (
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     (
-        *("registration", "pipeline", "phases", "recovery", "options", "entry"),
+        *("registration", "pipeline", "phases", "recovery", "options", "given", "entry"),
         *("models", "frontends", "mlc", "tuning", "timing"),
     ),
     ("cli",),

@@ -14,6 +14,7 @@ from tvm.target import Target
 from ..errors import TuningError
 from ..estimator.database import Database
 from ..estimator.shortlist import MOST, shortlist
+from ..given import check_module
 from ..hardware.target import device_of
 from ..options import PipelineOptions, make_options
 from ..pipeline import phase0_annotate, phase1_fuse
@@ -74,9 +75,10 @@ def tune(
         If there is no such device, `seconds` is negative, or `most` is less than 1.
     DatabaseError
         If the file is damaged or cannot be written.
-    PipelineError, TargetError
-        If an argument is refused.
+    ModuleTypeError, PipelineError, TargetError
+        If `mod` is no module, or an argument is refused.
     """
+    check_module(mod)
     began = time.monotonic()
     if seconds is not None and not seconds >= 0:
         raise TuningError(f"seconds is {shown(seconds)}; must be from 0 on")
