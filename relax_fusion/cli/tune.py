@@ -8,7 +8,7 @@ from pathlib import Path
 from ..hardware.target import device_of
 from ..tuning import Outcome, Tuning, tune
 from .build import guarded
-from .console import Console
+from .console import CliError, Console
 from .source import bounds, described, open_source
 
 
@@ -41,11 +41,13 @@ def tune_command(args: argparse.Namespace, console: Console) -> int:
     )
     if args.json:
         console.json({"source": source.name, "target": str(args.target), **_facts(tuning)})
-        return 0
-    console.result(
-        f"{source.name}, {described(model)}, on {device.description}: {tuning.measurements} "
-        f"measurements added to {args.database}\n\n{tuning.text()}"
-    )
+    else:
+        console.result(
+            f"{source.name}, {described(model)}, on {device.description}: {tuning.measurements} "
+            f"measurements added to {args.database}\n\n{tuning.text()}"
+        )
+    if tuning.nothing:
+        raise CliError(f"nothing was measured: {tuning.nothing}")
     return 0
 
 

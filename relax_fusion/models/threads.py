@@ -41,13 +41,24 @@ def use_all_cores() -> None:
     _DONE.made = True
     if "TVM_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return
-    processors, count = sorted(os.sched_getaffinity(0)), usable_cores()
+    count = usable_cores()
     os.environ["TVM_NUM_THREADS"] = str(count)  # read once, when the pool is made
     try:
-        made = tvm_ffi.get_global_func("runtime.NumThreads")()
+        made = thread_count()
     finally:
         del os.environ["TVM_NUM_THREADS"]
     if made == count:
-        mode = _ONE_EACH if count == len(processors) else _SHARED
-        configure = tvm_ffi.get_global_func("runtime.config_threadpool")
-        configure(mode, count, [str(number) for number in processors])
+        use_threads(count)
+
+
+def thread_count() -> int:
+    """Return the threads of TVM's pool that the calling thread's kernels run in."""
+    return int(tvm_ffi.get_global_func("runtime.NumThreads")())
+
+
+def use_threads(count: int) -> None:
+    """Have kernels that the calling thread starts run in `count` threads, at most its pool's."""
+    processors = sorted(os.sched_getaffinity(0))
+    mode = _ONE_EACH if count == len(processors) else _SHARED
+    configure = tvm_ffi.get_global_func("runtime.config_threadpool")
+    configure(mode, count, [str(number) for number in processors])

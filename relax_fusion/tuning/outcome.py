@@ -69,6 +69,15 @@ class Tuning:
     wrong: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
+    @property
+    def nothing(self) -> str:
+        """Why no plan has a time; empty if one has."""
+        if self.outcomes:
+            return ""
+        if self.wrong:
+            return f"no plan has a time: {self.wrong[0]}"
+        return "no time was left to measure a plan" if self.left else "no chain is fused"
+
     def text(self) -> str:
         """Return the gains as a table, and what went wrong."""
         rows: list[tuple[str, ...]] = [

@@ -53,7 +53,7 @@ def tune(
     target : Target or str, optional
         As for the pipeline.
     seconds : float, optional
-        After which nothing more is begun.
+        Of compiling and measuring plans, after which nothing more is begun.
     rpc : str, optional
         ``"host:port"`` of TVM's RPC server on the machine that has the device, or
         ``"host:port/key"`` of a tracker; this machine by default.
@@ -79,7 +79,6 @@ def tune(
         If `mod` is no module, or an argument is refused.
     """
     check_module(mod)
-    began = time.monotonic()
     if seconds is not None and not seconds >= 0:
         raise TuningError(f"seconds is {shown(seconds)}; must be from 0 on")
     if type(most) is not int or most < 1:
@@ -90,7 +89,7 @@ def tune(
     store.create()
     known = store.measured(str(options.target))
     subjects = _subjects(mod, options, report, most)
-    deadline = began + seconds if seconds is not None else float("inf")
+    deadline = time.monotonic() + seconds if seconds is not None else float("inf")
     for number, subject in enumerate(subjects, 1):
         if time.monotonic() >= deadline:
             tuning.left.append(subject.name)

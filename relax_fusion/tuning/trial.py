@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..estimator.choose import size_text
 from ..estimator.database import Database, Measurement, package_version, target_fields, versions
 from ..estimator.measured import Times, size_to_json
 from ..estimator.shortlist import Contest
-from ..estimator.tile_plan import TilePlan
+from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of
 from ..workload import Workload
 from ..workload.json import to_json
@@ -28,6 +28,9 @@ from .outcome import Outcome, Tuning
 
 FIRST_SAMPLES, MOST_SAMPLES, ENOUGH_S = 2, 20, 0.1
 """Samples of a plan in the first round, the most in the second one, and how long that may take."""
+
+TOGETHER = 4
+"""Plans that are compiled together, and timed before others are compiled."""
 
 NEAR = 1.5
 """How many times the best time a plan may take for a second round."""
@@ -108,21 +111,27 @@ class Trial:
     weights: dict[str, Any] = field(default_factory=dict)
 
     def run(self, subject: Subject, known: Times) -> dict[Size, dict[TilePlan, float]]:
-        """Measure, and return all times of the workload, those that are known among them."""
+        """Measure, and return all times of the workload, those that are known among them.
+
+        Some plans are compiled and timed, then some more, until the deadline: what was compiled
+        has its times, however little time there is.
+        """
         times = {size: dict(column) for size, column in known.items()}
         missing = [c for c in subject.contests if any(_missing(c, s, times) for s in c.sizes)]
-        self._compile(subject, missing)
+        tables = tables_of(missing)
         for contest in missing:
-            if time.monotonic() < self.deadline:
-                self._contest(subject, contest, times)
+            plans = contest.plans
+            for some in (plans[i : i + TOGETHER] for i in range(0, len(plans), TOGETHER)):
+                if time.monotonic() < self.deadline:
+                    self._compile(subject, {p: tables.pop(p) for p in some if p in tables})
+                    self._contest(subject, contest, times)
         left = [p for c in missing for s in c.sizes for p in _missing(c, s, times)]
-        if any(plan in self.functions for plan in left):
-            self.tuning.left.append(f"some sizes of {subject.name}")
+        if any(plan in self.functions or plan in tables for plan in left):
+            self.tuning.left.append(f"some plans of {subject.name}")
         return times
 
-    def _compile(self, subject: Subject, missing: Sequence[Contest]) -> None:
-        """Compile the plans of contests, and load them."""
-        tables = tables_of(missing)
+    def _compile(self, subject: Subject, tables: Mapping[TilePlan, PlanTable]) -> None:
+        """Compile plans, and load them."""
         if not tables:
             return
         self.progress(f"compiling {len(tables)} plans of {subject.name}")
@@ -140,14 +149,19 @@ class Trial:
     def _contest(
         self, subject: Subject, contest: Contest, times: dict[Size, dict[TilePlan, float]]
     ) -> None:
-        """Check the plans of a contest at all of its sizes, then time those that are right."""
+        """Check the plans of a contest at all of its sizes, then time those that are right.
+
+        They are timed at one size at least.
+        """
+        is_timed = False
         self.progress(f"measuring {subject.name}, {contest.box}")
         for size in contest.sizes:
             self._check(subject, contest, size)
         for size in contest.sizes:
             wanted = [p for p in _missing(contest, size, times) if p in self.functions]
-            if not wanted or time.monotonic() >= self.deadline:
+            if not wanted or (is_timed and time.monotonic() >= self.deadline):
                 continue
+            is_timed = True
             for plan, samples in self._sampled(subject, wanted, size).items():
                 times.setdefault(size, {})[plan] = statistics.median(samples)
                 self._record(subject.work, size, plan, samples)

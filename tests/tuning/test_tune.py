@@ -183,6 +183,29 @@ def test_no_time(path: Path) -> None:
     assert f"no time was left for {found.left[0]}" in found.text()
 
 
+def test_what_was_compiled_has_a_time(path: Path, monkeypatch) -> None:
+    """Compiling alone takes longer than there is time."""
+    monkeypatch.setattr(trial, "TOGETHER", 2)
+    compile_some = Trial._compile
+
+    def slow(self, *given) -> None:
+        compile_some(self, *given)
+        self.deadline = 0.0
+
+    monkeypatch.setattr(Trial, "_compile", slow)
+    told: list[str] = []
+    found = tuned(path, seconds=3600, progress=told.append)
+    assert [text for text in told if "compiling" in text] == [told[1]] and "2 plans" in told[1]
+    assert found.measurements == 2 and len(found.left) == 1 and not found.nothing
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_command_that_measures_nothing_fails(path: Path, capsys, as_json: bool) -> None:
+    arguments = ["tune", "demo-llama", "--target", "llvm", "--seconds", "0", "-q"]
+    assert main([*arguments, "--database", str(path), *["--json"] * as_json]) == 1
+    assert "nothing was measured: no time was left" in capsys.readouterr().err
+
+
 def test_time_that_ends_between_two_sizes(path: Path) -> None:
     work = norm_matmul(DynamicDim("rows"), k=64, n=32, dtype="float32")
     target = make_target("llvm")
@@ -201,7 +224,7 @@ def test_time_that_ends_between_two_sizes(path: Path) -> None:
         patch.setattr(Trial, "_record", last)
         times = late.run(Subject(work, "chain", 1, contests), {})
     assert list(times) == [1] and len(times[1]) == 2
-    assert tuning.left == [f"some sizes of chain ({work.key})"]
+    assert tuning.left == [f"some plans of chain ({work.key})"]
 
 
 def test_time_that_ends_between_sizes_of_a_range(path: Path, monkeypatch) -> None:

@@ -38,7 +38,14 @@ def add_bench(commands: Commands) -> None:
         type=peers,
         metavar="PEER,...",
         help=f"{', '.join(PEERS)}, or none (default: those that are installed "
-        "and run on the device)",
+        "and run on the device; on a CPU without torch.compile)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of a CPU for everybody (default: for each the better of one, and one for "
+        "each processor)",
     )
     parser.add_argument("--no-kernels", action="store_true", help="do not time single kernels")
     parser.add_argument(

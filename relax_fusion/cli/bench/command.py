@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 from ...files import read_file, write_file
 from ...frontends import ImportedModel
 from ...hardware.target import make_target
-from ...models.threads import use_all_cores
+from ...models.threads import thread_count, use_all_cores
 from ...report.html.measured import has_place, with_measured
 from ...timing import in_turn
 from ...transforms.debug_dump import PAGE
@@ -44,6 +45,9 @@ from .results import Results
 from .subject import Subject, sizes_of
 from .torch_peers import MODES, TorchPeers
 
+BUSY = 0.5
+"""The load average for each processor from which on a machine is called busy."""
+
 
 def bench_command(args: argparse.Namespace, console: Console) -> int:
     """Measure what a directory holds, or what a model is compiled to."""
@@ -51,7 +55,13 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
     files = {"--json": args.json, "--html": args.html}
     check_written(files, args.source, args.database, stdout=("--json",))
     with tempfile.TemporaryDirectory(prefix="relax-fusion-bench-") as folder:
-        results = Results(_subject(args, Path(folder), console))
+        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        if load > BUSY * processors:
+            console.warn(
+                f"the machine is busy: its load average is {load:.1f}, and it has {processors} "
+                "processors; times will be longer than they need to be, and differ"
+            )
+        results = Results(_subject(args, Path(folder), console), load)
         if args.html is not None:
             _check_page(results.subject.directory / PAGE)
         with _partly(results, args, console):
@@ -123,11 +133,13 @@ def _measure(results: Results, args: argparse.Namespace, console: Console) -> No
         except Exception as err:  # of other libraries; the output says what failed
             results.failed[who] = first_line(err) if not isinstance(err, CliError) else str(err)
     subject.forget_weights()
+    if subject.device.type == "cpu":
+        _choose_threads(results, args, console)
     _take_turns(results, args, console)
-    if args.no_kernels:
-        return
-    for step in results.steps:
+    for step in [] if args.no_kernels else results.steps:
+        _show(results, args, console)
         console.step(f"timing the kernels of {step}")
+        results.contenders[OURS].set_threads()
         results.kernels[step] = measure_kernels(subject, results.contenders[OURS], step)
 
 
@@ -141,6 +153,35 @@ def _peers(subject: Subject, args: argparse.Namespace) -> dict[str, Callable[[],
     makers |= {who: partial(by_torch.compiled, who) for who in MODES}
     wanted = installed(subject.device.type) if args.against is None else args.against
     return {who: makers[who] for who in PEERS if who in wanted}
+
+
+def _choose_threads(results: Results, args: argparse.Namespace, console: Console) -> None:
+    """Give everybody the threads that were asked for, or those with which a turn is shorter."""
+    most = thread_count()
+    if args.threads is not None and args.threads > most:
+        raise CliError(f"--threads {args.threads}: TVM has {most} here", code=2)
+    if most == 1:
+        return  # TVM would keep the whole process to one processor
+    for who, contender in results.contenders.items():
+        contender.threads = args.threads or most
+        if args.threads is not None:
+            continue
+        console.step(f"{who}: choosing between 1 and {most} threads")
+        taken: dict[int, float] = {}
+        for count in (most, 1, most):  # the first turn warms up
+            contender.threads = count
+            try:
+                (turn,) = contender.turn()
+            except Exception as err:  # of other libraries
+                if who == OURS:
+                    raise
+                results.failed[who] = first_line(err)
+                break
+            taken[count] = sum(map(sum, turn.values()))
+            if sum(taken.values()) > args.seconds / len(results.contenders):
+                break
+        contender.threads = min(taken, key=taken.__getitem__, default=most)
+    results.drop_failed()
 
 
 def _take_turns(results: Results, args: argparse.Namespace, console: Console) -> None:
@@ -167,8 +208,7 @@ def _take_turns(results: Results, args: argparse.Namespace, console: Console) ->
         return who not in results.failed and spent[who] < args.seconds / len(spent)
 
     in_turn({who: partial(timer, who) for who in spent}, args.repeat + 1, again, results.turns)
-    for who in results.failed:
-        results.contenders.pop(who, None)
+    results.drop_failed()
 
 
 @contextlib.contextmanager
@@ -188,10 +228,18 @@ def _partly(results: Results, args: argparse.Namespace, console: Console) -> Ite
             raise
 
 
+def _show(results: Results, args: argparse.Namespace, console: Console) -> None:
+    """Print what was measured and not printed yet."""
+    if args.json != "-" and (text := results.news()):
+        console.result(text + "\n")
+
+
 def _tell(results: Results, args: argparse.Namespace, console: Console) -> None:
     """Print what was measured, then write the files, which may fail."""
     record = results.to_record()
-    console.result(json_text(record) if args.json == "-" else results.text())
+    if args.json == "-":
+        console.result(json_text(record))
+    _show(results, args, console)
     if args.json not in (None, "-"):
         write_file(Path(args.json), json_text(record) + "\n")
     if args.html is not None:

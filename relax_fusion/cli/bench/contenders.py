@@ -11,6 +11,7 @@ import numpy as np
 
 from ...hardware.target import make_target
 from ...models import Generator
+from ...models.threads import use_threads
 from ..build import build_default
 from ..choices import PEERS
 from ..console import CliError
@@ -65,7 +66,12 @@ class Contender:
         What runs it.
     same_weights : bool
         Whether its results can be compared with ours.
+    use_threads : callable
+        Sets the threads of a CPU that it runs in.
     """
+
+    threads = 0
+    """The threads that it runs in; 0 leaves that to its library."""
 
     def __init__(
         self,
@@ -74,13 +80,21 @@ class Contender:
         subject: Subject,
         runs: Any,
         same_weights: bool = True,
+        use_threads: Callable[[int], None] = use_threads,
     ) -> None:
+        self.use_threads = use_threads
         self.name, self.about, self.same_weights = name, about, same_weights
         self.runs, self.results = runs, list[np.ndarray]()
         self._turn = _decoding(subject) if subject.is_decoder else _calling(subject)
 
+    def set_threads(self) -> None:
+        """Have what runs it run in its number of threads."""
+        if self.threads:
+            self.use_threads(self.threads)
+
     def turn(self, _number: int = 0) -> list[Turn]:
         """Run it once, and return how long its steps took."""
+        self.set_threads()
         seconds, self.results = self._turn(self.runs)
         return [seconds]
 
@@ -123,10 +137,13 @@ def _calling(subject: Subject) -> Run:
 
 
 def installed(kind: str) -> list[str]:
-    """Return the peers that can run on a kind of device, as far as packages go."""
+    """Return the peers that are measured by default, as far as packages go.
+
+    torch.compile takes a minute for a small model on a CPU, and is measured there if asked for.
+    """
     if find_spec("torch") is None:
         return [TVM]
-    return [TVM, TORCH, COMPILED, *([GRAPHS] if kind != "cpu" else [])]
+    return [TVM, TORCH, *([COMPILED, GRAPHS] if kind != "cpu" else [])]
 
 
 def ours(subject: Subject) -> Contender:

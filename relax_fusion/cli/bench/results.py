@@ -33,6 +33,8 @@ class Results:
     ----------
     subject : Subject
         What is measured.
+    load : float
+        The load average of the machine before.
     contenders : dict of str to Contender
         Who could run, ours first.
     failed : dict of str to str
@@ -46,12 +48,19 @@ class Results:
     """
 
     subject: Subject
+    load: float = 0.0
     contenders: dict[str, Contender] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     turns: dict[str, list[Turn]] = field(default_factory=dict)
     kernels: dict[str, list[Measured]] = field(default_factory=dict)
     is_interrupted: bool = False
     told: threading.Lock = field(default_factory=threading.Lock)
+    shown: set[str] = field(default_factory=set)
+
+    def drop_failed(self) -> None:
+        """Leave out who could not run."""
+        for who in self.failed:
+            self.contenders.pop(who, None)
 
     def times(self, who: str, step: str) -> Times | None:
         """Return the times of a step; None where there are none."""
@@ -106,7 +115,7 @@ class Results:
             "format": FORMAT,
             "is_interrupted": self.is_interrupted,
             "versions": {"python": platform.python_version(), **_versions()},
-            "machine": {"cpu": _cpu(), "processors": len(os.sched_getaffinity(0)), **_gpu(device)},
+            "machine": {**self._machine(), **_gpu(device)},
             "source": manifest.source,
             "target": manifest.target,
             "dtype": manifest.dtype,
@@ -123,6 +132,10 @@ class Results:
             },
         }
 
+    def _machine(self) -> dict[str, Any]:
+        processors = len(os.sched_getaffinity(0))
+        return {"cpu": _cpu(), "processors": processors, "load_average": self.load}
+
     def _of(self, who: str) -> dict[str, Any]:
         contender, steps = self.contenders[who], {}
         for step in self.steps:
@@ -132,6 +145,7 @@ class Results:
                 steps[step] = {"tokens_per_s": tokens, **times.to_record()}
         return {
             "about": contender.about,
+            "threads": contender.threads or None,
             "turns": len(self.turns.get(who, ())),
             "is_warm": len(self.turns.get(who, ())) > 1,
             "steps": steps,
@@ -140,29 +154,38 @@ class Results:
 
     # --- for people ------------------------------------------------------------------------
 
-    def text(self) -> str:
-        """Return tables of the times, and who was measured."""
+    def news(self) -> str:
+        """Return tables of the times, and who was measured, that were not returned before."""
+        new = [text for text in self._texts() if text and text not in self.shown]
+        self.shown.update(new)
+        return "\n\n".join(new)
+
+    def _texts(self) -> list[str]:
         subject = self.subject
         sizes = ", ".join(f"{n.replace('_', ' ')} {size}" for n, size in subject.sizes.items())
         stored = subject.manifest.quantization or subject.manifest.dtype
         where = _gpu(subject.device).get("gpu") or _cpu()
         what = [subject.manifest.source, stored, *([f"batch {subject.batch}"] * subject.is_decoder)]
-        parts = [f"{', '.join(what)}, on {where}{': ' * bool(sizes)}{sizes}"]
+        load = f"; load average before {self.load:.1f}"
+        parts = [f"{', '.join(what)}, on {where}{': ' * bool(sizes)}{sizes}{load}"]
         if self.is_interrupted:
             parts.append("INTERRUPTED: these are the times until then.")
         parts += [self._step_text(step) for step in self.steps if self.times(OURS, step)]
         parts.append(self._peers_text())
         for step, kernels in self.kernels.items():
-            parts.append(f"kernels of {step}\n\n{_kernels_table(kernels)}")
+            called = self.times(OURS, step)
+            rows = _kernels_table(kernels, None if called is None else called.median)
+            parts.append(f"kernels of {step}\n\n{rows}")
         if self.kernels:
             parts.append(f"Kernels are timed so: {how(subject.device)}.")
-        return "\n\n".join(part for part in parts if part)
+        return parts
 
     def _step_text(self, step: str) -> str:
         title = {"prefill": "time to first token", "decode": "each token after it"}.get(step, step)
         percentiles = [f"p{percent}" for percent in PERCENTILES]
         rate = ("tokens/s",) if self.subject.is_decoder else ()
-        rows = [(title, *percentiles, *rate, "times", "of relax_fusion")]
+        threads = ("threads",) if self.contenders[OURS].threads else ()
+        rows = [(title, *threads, *percentiles, *rate, "times", "of relax_fusion")]
         own = self.times(OURS, step)
         for who in self.contenders:
             times = self.times(who, step)
@@ -172,6 +195,7 @@ class Results:
             rows.append(
                 (
                     who,
+                    *(str(self.contenders[who].threads) for _ in threads),
                     *(format_seconds(times.percentile(p)) for p in PERCENTILES),
                     *([f"{tokens:,.1f}"] if tokens is not None else []),
                     str(len(times.seconds)),
@@ -189,7 +213,8 @@ class Results:
         return "\n".join(lines)
 
 
-def _kernels_table(kernels: list[Measured]) -> str:
+def _kernels_table(kernels: list[Measured], called: float | None) -> str:
+    """Lay out kernels, and what a call of `called` seconds spends outside of them."""
     rows: list[tuple[str, ...]] = [
         ("kernel", "runs", "measured", "in a call", "predicted", "measured/predicted")
     ]
@@ -200,6 +225,8 @@ def _kernels_table(kernels: list[Measured]) -> str:
         rows.append((each.time.name, str(each.time.count), *times, predicted, ratio))
     total = sum(each.time.seconds for each in kernels)
     rows.append(("all", "", "", format_seconds(total), "", ""))
+    if called is not None and called > total:
+        rows.append(("outside kernels", "", "", format_seconds(called - total), "", ""))
     known = [(e.time, e.predicted_s) for e in kernels if e.ratio is not None]
     if known:
         measured = sum(time.seconds for time, _ in known)

@@ -74,8 +74,6 @@ class TorchPeers:
         else:
             what = f"{type(self._model).__name__} of {_transformers()}"
         told = f"{what} in torch {torch.__version__}"
-        if self._device == "cpu":
-            told += f" with {torch.get_num_threads()} threads"
         weights = "the same weights" if self._has_our_weights else "random weights, not quantised"
         return f"{told}, {self._subject.manifest.dtype}, {weights}"
 
@@ -111,14 +109,17 @@ class TorchPeers:
         return program.module()
 
     def _contender(self, name: str, model: Any, about: str) -> Contender:
-        subject = self._subject
+        import torch
+
+        subject, set_threads = self._subject, torch.set_num_threads
         if not subject.is_decoder:
             runs: Any = _TorchCall(model, subject.inputs(), self._device)
-            return Contender(name, about, subject, runs, self._has_our_weights)
+            return Contender(name, about, subject, runs, self._has_our_weights, set_threads)
         room = None if name == TORCH else subject.sizes["prompt"] + subject.sizes["new_tokens"]
         cache = "a growing cache" if room is None else f"a static cache of {room} tokens"
         runs = _TorchSession(model, self._model.config, self._device, room)
-        return Contender(name, f"{about}, {cache}", subject, runs, self._has_our_weights)
+        about = f"{about}, {cache}"
+        return Contender(name, about, subject, runs, self._has_our_weights, set_threads)
 
 
 def _transformers() -> str:
