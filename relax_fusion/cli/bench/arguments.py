@@ -32,20 +32,13 @@ def add_bench(commands: Commands) -> None:
         action="store_true",
         help="as of `compile`: launch every kernel by itself; of a model that is not compiled yet",
     )
-    _add_sizes(parser)
+    _add_run(parser)
     parser.add_argument(
         "--against",
         type=peers,
         metavar="PEER,...",
         help=f"{', '.join(PEERS)}, or none (default: those that are installed "
         "and run on the device; on a CPU without torch.compile)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=positive,
-        metavar="N",
-        help="threads of a CPU for everybody (default: for each the better of one, and one for "
-        "each processor)",
     )
     parser.add_argument("--no-kernels", action="store_true", help="do not time single kernels")
     parser.add_argument(
@@ -65,7 +58,14 @@ def add_bench(commands: Commands) -> None:
     )
 
 
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of a CPU for everybody (default: for each the better of one, and one for "
+        "each processor)",
+    )
     parser.add_argument(
         "--prompt", type=positive, metavar="N", help="tokens of the prompt (default: 128)"
     )
