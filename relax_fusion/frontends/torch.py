@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import ml_dtypes
@@ -12,10 +14,13 @@ import torch
 from tvm import ir, relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ..errors import ModelFileError
+from ..errors import MissingPackageError, ModelFileError
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
 from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+
+_OUTPUT = re.compile(rb'\\"type\\": \\"(transformers[\w.]*)\.\w+\\"')
+"""The module of a type in JSON within JSON, as `torch.export.save` writes what is returned."""
 
 _HALVES = ("float16", "bfloat16")
 
@@ -93,6 +98,8 @@ def read_exported(path: Path) -> ImportedModel:
 
     Raises
     ------
+    MissingPackageError
+        If it holds a model of transformers, which is not installed.
     ModelFileError
         If the file cannot be read, or holds what TVM's importer does not take.
     """
@@ -101,6 +108,7 @@ def read_exported(path: Path) -> ImportedModel:
             f"{path} cannot be read as a program of torch.export (it is no archive); it is "
             "truncated, or another file"
         )
+    _import_outputs(path)
     logger = logging.getLogger("torch.export")
     disabled = logger.disabled
     logger.disabled = True  # it would print tracebacks of what is raised here
@@ -119,6 +127,26 @@ def read_exported(path: Path) -> ImportedModel:
         raise ModelFileError(f"{path}: {err}") from err
     except Exception as err:  # whatever stands in the way of TVM's importer
         raise ModelFileError(f"TVM's importer does not take {path}: {reason(err)}") from err
+
+
+def _import_outputs(path: Path) -> None:
+    """Import what defines the outputs of a model of transformers: torch must know them to read it.
+
+    Raises
+    ------
+    MissingPackageError
+        If transformers is not installed, or has none of that name.
+    """
+    with zipfile.ZipFile(path) as archive:
+        graphs = [n for n in archive.namelist() if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
+        found = {name.decode() for n in graphs for name in _OUTPUT.findall(archive.read(n))}
+    for name in sorted(found):
+        try:
+            import_module(name)
+        except ImportError as err:
+            raise MissingPackageError(
+                f"{path} takes or returns what {name} defines ({err}); pip install transformers"
+            ) from err
 
 
 def _imported(program: torch.export.ExportedProgram) -> ImportedModel:

@@ -94,3 +94,22 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "relax_fusion.frontends.torch", raising=False)
     with pytest.raises(MissingPackageError, match=r"pip install 'relax-fusion\[torch\]'"):
         read_model(tmp_path / "model.pt2")
+
+
+def test_outputs_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that reads a file must have imported what defines them, as the writing one had."""
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> outputs.BaseModelOutput:
+            return outputs.BaseModelOutput(last_hidden_state=x + 1)
+
+    path, imported = tmp_path / "model.pt2", []
+    torch.export.save(torch.export.export(Model(), (torch.ones(2),)), path)
+    monkeypatch.setattr("relax_fusion.frontends.torch.import_module", imported.append)
+    assert [spec.shape for spec in read_model(path).signature.outputs] == [(2,)]
+    assert imported == ["transformers.modeling_outputs"]
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "transformers.modeling_outputs", None)
+    with pytest.raises(MissingPackageError, match="pip install transformers"):
+        read_model(path)
