@@ -24,7 +24,7 @@ from .cache import KernelCache
 from .kernel import CompiledKernel, LaunchOptions, TensorMapLayout, check_entry
 from .nvrtc import OPTIONS, Nvrtc, find_nvrtc, require_nvrtc
 
-_FORMAT = 2
+_FORMAT = 3
 _FORCE = "TVM_COMPILE_FORCE_FALLBACK"
 _SIZES = ("blockIdx.", "threadIdx.", "clusterCtaIdx.", "tirx.use_dyn_shared_memory")
 _FLAGS = {
@@ -35,7 +35,10 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class CUDASource:
-    """A kernel in CUDA C++, and how it is launched."""
+    """A kernel in CUDA C++, and how it is launched.
+
+    `aligned` says which parameters must be multiples of `ALIGNMENT`: none, where it is empty.
+    """
 
     entry: str
     text: str
@@ -45,11 +48,12 @@ class CUDASource:
     shared_bytes: int
     options: LaunchOptions
     tensor_maps: tuple[TensorMapLayout, ...] = ()
+    aligned: tuple[bool, ...] = ()
 
     def key(self, nvrtc: Nvrtc) -> str:
         """Return 16 hex digits that hash all that a cubin is made of."""
         described = [self.text, native_arch(self.capability), self.params, self.block]
-        launch = [self.shared_bytes, repr(self.options), repr(self.tensor_maps)]
+        launch = [self.shared_bytes, repr(self.options), repr(self.tensor_maps), self.aligned]
         made_by = [_FORMAT, nvrtc.version, OPTIONS, list(map(str, nvrtc.includes))]
         text = json.dumps([*described, *launch, *made_by])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -70,7 +74,7 @@ class CUDASource:
             capability=self.capability,
             constants=(),
             params=self.params,
-            aligned=(False,) * len(self.params),
+            aligned=self.aligned or (False,) * len(self.params),
             tensor_maps=self.tensor_maps,
             options=self.options,
             num_warps=-(-x * y * z // 32),

@@ -299,6 +299,15 @@ RF_UNUSED static int rf_check_aligned(const rf_kernel* kernel, int index, int64_
   return rf_fail(kernel->symbol, message);
 }
 
+RF_UNUSED static int rf_check_address(const rf_kernel* kernel, int index, const void* address) {
+  char message[256];
+  if ((uintptr_t)address % 16 == 0) return 0;
+  snprintf(message, sizeof message,
+           "argument %d begins at %p; the kernel takes addresses that are multiples of 16: pass a "
+           "copy of the tensor", index, address);
+  return rf_fail(kernel->symbol, message);
+}
+
 RF_UNUSED static int rf_check_range(const rf_kernel* kernel, int index, int64_t value,
                                     int64_t least, int64_t most) {
   char message[256];
@@ -324,6 +333,7 @@ RF_UNUSED static int rf_encode(const rf_kernel* kernel, int index,
   char message[256];
   int i, rank = layout->rank;
   int32_t code;
+  if (rf_check_address(kernel, index, base)) return -1;
   for (i = 0; i < rank; ++i) {
     /* The kernel gets sizes as int32. */
     if (rf_check_range(kernel, index, sizes[i], 1, 2147483647)) return -1;

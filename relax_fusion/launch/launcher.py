@@ -223,21 +223,20 @@ def _scalar(number: int, position: int, kind: str, aligned: bool) -> list[str]:
     c = c_type(kind)
     value = f"args[{position}]"
     if c == "void*":
-        checked = f"(int64_t)(uintptr_t){value}.v_ptr"
-        lines = [f"void* a{number} = {value}.v_ptr;"]
-    elif c in ("float", "double"):
+        check = f"if (rf_check_address(kernel, {number}, a{number})) return -1;"
+        return [f"void* a{number} = {value}.v_ptr;", *([check] if aligned else [])]
+    if c in ("float", "double"):
         return [f"{c} a{number} = ({c}){value}.v_float64;"]
-    else:
-        checked = f"{value}.v_int64"
-        lines = [f"{c} a{number} = ({c}){value}.v_int64;"]
-        bits = int(kind[1:])
-        signed = kind[0] == "i" and bits > 1
-        least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-        most = min(most, 2**63 - 1)  # what a PrimFunc can pass
-        if kind != "i64":
-            lines.append(
-                f"if (rf_check_range(kernel, {number}, {checked}, {least}LL, {most}LL)) return -1;"
-            )
+    checked = f"{value}.v_int64"
+    lines = [f"{c} a{number} = ({c}){value}.v_int64;"]
+    bits = int(kind[1:])
+    signed = kind[0] == "i" and bits > 1
+    least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    most = min(most, 2**63 - 1)  # what a PrimFunc can pass
+    if kind != "i64":
+        lines.append(
+            f"if (rf_check_range(kernel, {number}, {checked}, {least}LL, {most}LL)) return -1;"
+        )
     if aligned:
         lines.append(f"if (rf_check_aligned(kernel, {number}, {checked})) return -1;")
     return lines

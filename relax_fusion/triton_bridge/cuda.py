@@ -21,7 +21,7 @@ from ..estimator.families.cuda_matmul.tiles import (
     split_alike,
 )
 from ..estimator.registry import family_of
-from ..launch.arguments import Part, TensorMap
+from ..launch.arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
 from ..workload import Rope, narrow_matmuls
 from .operands import AdapterWeights, Product, given_or
 from .steps import AnyStep, Contraction, SourceStep, ceil_div
@@ -68,7 +68,10 @@ def _step(c: Contraction, alike: Sequence[Product], x: Any, released: bool = Fal
         _adapter_steps(one),
     )
     args = _arguments(c, form, alike, x)
-    return SourceStep(matmul_source(form), (_clusters(c, form, alike),), args)
+    # Loads of 16 bytes; of what is a part, no more is known than where the whole begins
+    aligned = tuple(is_tensor(a) or isinstance(a, Out | InOut | Workspace) for a in args)
+    source = replace(matmul_source(form), aligned=aligned)
+    return SourceStep(source, (_clusters(c, form, alike),), args)
 
 
 def _likeness(product: Product) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from tvm.target import Target
 from relax_fusion.hardware.target import make_target
 from relax_fusion.triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 
+from ..support.chains import Chain, module
 from ..support.gpu import gpu_target, needs_gpu
 from .triton_cases import CASES, Case, build, double_wide, vector_add
 
@@ -150,9 +151,31 @@ def test_misaligned_tensor_is_an_error() -> None:
     vm = relax.VirtualMachine(_add_module(gpu_target()), tvm.cuda(0))
     x = torch.ones(1001, device="cuda")
     good = tvm.runtime.from_dlpack(x[:1000].clone())
-    with pytest.raises(Exception, match=r"align|multiples of 16"):
-        vm["main"](tvm.runtime.from_dlpack(x[1:]), good)
+    with pytest.raises(Exception, match=r"begins at 0x.*multiples of 16"):
+        vm["main"](x[1:], x[:1000].clone())
     np.testing.assert_array_equal(vm["main"](good, good).numpy(), np.full(1000, 2, "float32"))
+
+
+@pytest.mark.parametrize("backend", ["tir", "triton"])
+def test_misaligned_operands_of_a_matmul(backend: str) -> None:
+    """Each is an error, after which the device goes on."""
+    import torch
+
+    norm = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5); y = R.matmul(h, w)"
+    chain = Chain("main", "x[64,1024] w[1024,1024] g[1024]", norm, "y", {}, "float16")
+    target = gpu_target()
+    pipeline = relax.get_pipeline("relax_fusion", target=target, backend=backend)
+    built = tvm.compile(module([chain]), target, relax_pipeline=pipeline)
+    main = relax.VirtualMachine(built, tvm.cuda(0))["main"]
+    sizes = (64, 1024), (1024, 1024), (1024,)
+    good = [torch.ones(size, dtype=torch.float16, device="cuda") for size in sizes]
+    for number, operand in enumerate(good[:2]):
+        room = torch.ones(operand.numel() + 1, dtype=torch.float16, device="cuda")
+        given = [*good]
+        given[number] = room[1:].view(operand.shape)
+        with pytest.raises(Exception, match=r"begins at .*multiples? of 16"):
+            main(*given)
+    assert (torch.utils.dlpack.from_dlpack(main(*good)) == 1024).all()
 
 
 def test_other_architecture_is_an_error() -> None:

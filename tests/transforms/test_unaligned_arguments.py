@@ -9,6 +9,8 @@ from tvm import relax
 
 import relax_fusion
 from relax_fusion import make_target
+from relax_fusion.transforms.unaligned_arguments import checked
+from relax_fusion.transforms.unaligned_arguments import unaligned as unaligned_function
 from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.buffers import unaligned
@@ -45,6 +47,22 @@ def test_at_any_address(dtype: str) -> None:
     for offset in {1, 3, x.itemsize, 16, 32, 48}:
         for found in run(unaligned(x, offset), unaligned(x, offset)):
             np.testing.assert_array_equal(found.numpy(), x + x)
+
+
+def test_a_check_of_addresses() -> None:
+    """That of functions for CUDA, here of one for a host."""
+    mod = tvm.script.from_source(LINES.format("float32"))
+    func = checked(unaligned_function(mod["twice"]), "twice").with_attr("global_symbol", "twice")
+    run = tvm.compile(func, "llvm")["twice"]
+    x, y = np.ones((4, 64), "float32"), np.zeros((4, 64), "float32")
+    for offset in (0, 16, 48):
+        run(unaligned(x, offset), result := unaligned(y, 0))
+        np.testing.assert_array_equal(result.numpy(), x + x)
+    for offset in (1, 4, 8):
+        for name, at in (("x", (offset, 0)), ("y", (0, offset))):
+            message = f"twice: argument {name} begins at an address that is no multiple of 16 bytes"
+            with pytest.raises(ValueError, match=message):
+                run(unaligned(x, at[0]), unaligned(y, at[1]))
 
 
 def test_no_aligned_instruction() -> None:

@@ -165,8 +165,10 @@ def test_pointers_must_be_aligned(
     answer = do(add_library, *[[*call, 1000, 8, 1, 1] for call in calls])
     assert answer.launches == [] and len(answer.errors) == 3
     for index, error in enumerate(answer.errors):
-        pointer = calls[index][index]
-        expected = f"argument {index} is {pointer}; the kernel was compiled for multiples of 16"
+        expected = (
+            f"argument {index} begins at {calls[index][index]:#x}; the kernel takes addresses that "
+            "are multiples of 16: pass a copy of the tensor"
+        )
         assert f"{add_kernel.symbol}: {expected}" in error
 
 
@@ -470,6 +472,14 @@ def test_a_tensor_map_that_the_driver_refuses(
     assert f"{tile_kernel.symbol}: making the tensor map of argument 0 (innermost: 72 el" in error
     assert "next stride 144 bytes, box 64) failed with FAKE_ERROR_1" in error
     assert answer.launches == []
+
+
+def test_what_a_tensor_map_is_of_must_be_aligned(
+    tile_kernel: CompiledKernel, tmp_path: Path, do: Do
+) -> None:
+    answer = do(build_launcher(tile_kernel, tmp_path), [X + 8, 100, 72, 72, 1, OUT, 1, 1, 1])
+    assert answer.launches == [] and answer.of("cuTensorMapEncodeTiled") == []
+    assert f"{tile_kernel.symbol}: argument 0 begins at {X + 8:#x}; the" in answer.errors[0]
 
 
 def test_a_tensor_larger_than_its_map_can_say(
