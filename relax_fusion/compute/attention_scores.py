@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..workload import Attention, MaskDims
-from .attention_exp import tanh
+from .activations import tanh
 from .attention_tile import FLOAT, Operands, int64, let, minus_infinity
 
 Step = Callable[[tirx.Expr], tirx.Expr]
@@ -65,7 +65,8 @@ class Scores:
         work, operands, found = self.work, self.operands, list[Step]()
         if work.softcap is not None:
             cap = tirx.const(work.softcap, FLOAT)
-            found.append(lambda score: cap * tanh(score / cap, self.on_gpu))
+            function = tanh if self.on_gpu else tirx.tanh
+            found.append(lambda score: cap * function(score / cap))
         if operands.bias is not None and work.bias_dims is not None:
             bias = self._read(operands.bias, work.bias_dims, place, whole)
             if work.bias_op == "add":

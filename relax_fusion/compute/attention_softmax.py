@@ -12,7 +12,6 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from .attention_exp import exp
 from .attention_tile import FLOAT, TileShape, block, finite, halves, minus_infinity, scratch, zero
 
 Fold = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
@@ -53,7 +52,7 @@ class OnlineSoftmax:
             top, total = minus_infinity(), zero()
             if sink is not None:
                 top = sink(i)
-                total = exp(top - finite(top), self.shape.on_gpu)
+                total = tirx.exp(top - finite(top))
             T.buffer_store(self.row_max, top, [i])
             T.buffer_store(self.row_sum, total, [i])
 
@@ -90,7 +89,7 @@ class OnlineSoftmax:
         axes = {"i": self.shape.rows, "jo": self.shape.keys // width, "ji": width}
         with block("exp", **axes) as (i, jo, ji):
             j = jo * width + ji
-            value = exp(self.scores[i, j] - finite(self.new_max[i]), self.shape.on_gpu)
+            value = tirx.exp(self.scores[i, j] - finite(self.new_max[i]))
             T.buffer_store(self.scores, value, [i, j])
 
     def _sum(self) -> None:
@@ -101,7 +100,7 @@ class OnlineSoftmax:
             # Minus infinity, before the first key, has to come out as a ratio of 0: with 0 in its
             # place, a row whose scores are all below -88 would get exp(88) and NaN.
             change = self.row_max[i] - finite(self.new_max[i])
-            T.buffer_store(ratio, exp(change, self.shape.on_gpu), [0])
+            T.buffer_store(ratio, tirx.exp(change), [0])
             T.buffer_store(self.row_scale, ratio[0], [i])
             T.buffer_store(self.row_sum, self.row_sum[i] * ratio[0] + part[0], [i])
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -22,6 +23,7 @@ import tvm
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.op.op_attrs import AttentionAttrs, LayerNormAttrs
 
+from ..compute.activations import activate
 from ..matching.effects import Memory, free_vars
 from ..matching.pattern import is_call
 from ..matching.shapes import same_shape, shape_of
@@ -135,9 +137,25 @@ def _full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(topi.cpp.full, *made, primfunc_name_hint="full")
 
 
+def _activation(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Compute an activation in float32, and round it once; TVM has float64 for its own."""
+    dtype, name = str(call.args[0].ty.dtype), call.op.name.rsplit(".", 1)[-1]
+    if dtype == "float64":
+        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+    function = te.erf if name == "erf" else partial(activate, name)
+
+    def formula(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *i: function(x(*i).astype("float32")).astype(dtype), name)
+
+    return bb.call_te(formula, call.args[0], primfunc_name_hint=name)
+
+
 LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
     "relax.full": _full,
     "relax.full_like": _full,
+    **dict.fromkeys(
+        ("relax.erf", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"), _activation
+    ),
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
     "relax.nn.group_norm": _group_norm,

@@ -12,7 +12,6 @@ from ...estimator.families.generated.plan import TilingPlan, many, scheduled
 from ...estimator.tile_plan import TilePlan
 from ...hardware.target import device_of
 from ...workload import Chain, MatmulChain
-from .vector_math import with_vector_math
 from .vector_transpose import transpose_in_registers
 
 
@@ -22,4 +21,4 @@ def emit(work: MatmulChain | Chain, plan: TilePlan, target: Target) -> tirx.Prim
     schedule = scheduled(work.graph, plan.expression, plan.tile)
     registers = Registers.of(device_of(target))
     func = scheduled_chain(work.graph, schedule, many(work.graph), registers)
-    return with_vector_math(transpose_in_registers(func, TURNED, registers.lanes))
+    return transpose_in_registers(func, TURNED, registers.lanes)

@@ -10,7 +10,6 @@ from tvm.s_tir.schedule import SBlockRV
 
 from ...estimator.families.panels import PanelPlan
 from .. import steps
-from .vector_math import with_vector_math
 from .vector_transpose import is_moved, transpose_in_registers
 
 
@@ -83,7 +82,7 @@ def vectorised(
     func = sch.mod["main"]
     for name, width in squares.items():
         func = transpose_in_registers(func, name, width)
-    return with_vector_math(func)
+    return func
 
 
 def accumulate_in_registers(sch: s_tir.Schedule, partial: SBlockRV, lanes: int) -> None:

@@ -16,12 +16,12 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...compute.attention import Sizes
-from ...compute.attention_exp import LOG2_E
 from ...compute.attention_tile import Operands, arrange, finite, minus_infinity, zero
 from ...matching.expressions import ramp
 from ...workload import Attention
 from .attention_products import AttentionProducts
 from .attention_rows import AttentionRows
+from .attention_softmax import LOG2_E
 from .fragments import local
 from .layout import LANES, MMA_N
 from .tile import int32, int64, whole

@@ -10,17 +10,19 @@ https://arxiv.org/abs/2307.08691, section 3.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...compute.attention_exp import LOG2_E
 from ...compute.attention_tile import finite, minus_infinity, zero
 from .attention_rows import AttentionRows
 from .fragments import local
 from .layout import LANES, MMA_M, MMA_N
 from .tile import int32
+
+LOG2_E = math.log2(math.e)
 
 EVERY_LANE = 0xFFFFFFFF
 
