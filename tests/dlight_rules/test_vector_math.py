@@ -19,7 +19,9 @@ from relax_fusion.matching.expressions import found_in
 from relax_fusion.workload.reference import numpy_dtype
 
 BITS = np.arange(0, 2**32, 5003, dtype="uint64").astype("uint32")
-VALUES = np.concatenate([BITS.view("float32"), np.array([np.inf, -np.inf, np.nan, 0.0, -0.0], "float32")])
+VALUES = np.concatenate(
+    [BITS.view("float32"), np.array([np.inf, -np.inf, np.nan, 0.0, -0.0], "float32")]
+)
 """Numbers of all sizes, NaN among them: every 5003rd that there is, of either sign."""
 
 LANES = 16
