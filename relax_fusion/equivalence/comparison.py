@@ -11,6 +11,7 @@ import numpy as np
 from tvm import ir, relax
 
 from ..errors import GraphError
+from ..matching.bounds import FAR
 from ..matching.constants import near
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
@@ -93,6 +94,7 @@ class Comparison:
     def __init__(self, region: Region, mod: ir.IRModule):
         self.region, self.match = region, region.match
         self._attends = isinstance(region.match.workload, Attention)
+        self._is_far = False  # whether a number counts as minus infinity
         self.interpreter = Interpreter(mod=mod, constant=self._constant)
         values = [p for block in self.match.workload.graph.blocks for p in parts(block.value)]
         named = {part.name for part in values if isinstance(part, Op)}
@@ -106,6 +108,7 @@ class Comparison:
 
         A factor that the kernel has as well, such as a scale of 0.7071, is no part of a formula.
         """
+        self._is_far |= "float" in dtype and bool(np.any(value <= FAR))
         functions = ("relax.erf", "relax.sigmoid", "relax.tanh")
         written_out = any(is_call(e, *functions) for _, e in self.region.bindings)
         if not written_out or not self.activations:
@@ -225,9 +228,10 @@ class Comparison:
     ) -> tuple[dict[relax.Var, Value], dict[relax.Var, Array]]:
         """Return what the kernel would make, and which elements may be anything.
 
-        Those are results of queries whose keys are all hidden, where the graph has NaN: NaN for a
-        sum of no weights leads to them.  NaN in such a query is seen through a mask that is
-        added, and not by a kernel, whose sums of values are zero even where a sink has a weight.
+        Those are results of queries whose keys are all hidden, where the graph has NaN or numbers
+        that count as minus infinity: NaN for a sum of no weights leads to them.  NaN in such a
+        query is seen through a mask that is added, and not by a kernel, whose sums of values are
+        zero even where a sink has a weight.
         """
         nothing = {"row_sum"} | ({"acc"} if run.kind == "not a number" else set())
         empty: list[bool] = []
@@ -248,7 +252,9 @@ class Comparison:
         other = self._replaced(values, run, marked)
         results = self.region.results
         return wanted, {
-            v: np.isnan(other[v]) & ~np.isnan(wanted[v]) for v in results if v in wanted
+            v: np.isnan(other[v]) & ~np.isnan(wanted[v]) & (self._is_far | np.isnan(values[v]))
+            for v in results
+            if v in wanted
         }
 
     def _replaced(
@@ -275,7 +281,7 @@ def _told(
         return f"{var.name} has shape {list(found.shape)}, the kernel's {list(wanted.shape)}"
     compared = (found != wanted) & ~(np.isnan(found) & np.isnan(wanted))
     if ignored is not None:
-        compared &= ~(ignored & np.isnan(found))
+        compared &= ~ignored
     if not compared.any():
         return None
     finite = np.abs(found[np.isfinite(found)])

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..matching.bounds import FAR
 from ..workload.reference import FUNCTIONS, erf
 
 Array = np.ndarray[Any, Any]
@@ -117,13 +116,8 @@ def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _softmax(c: Called, x: Array) -> Array:
-    return _weights(x, c.attrs["axis"])
-
-
-def _weights(scores: Array, axis: int) -> Array:
-    """Return a softmax; rows of numbers below `FAR` alone give NaN, like minus infinities."""
-    largest = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
-    exp = np.exp(scores - np.where(largest <= FAR, np.nan, largest))
+    axis = c.attrs["axis"]
+    exp = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-np.inf))
     return exp / np.sum(exp, axis=axis, keepdims=True)
 
 
@@ -166,7 +160,8 @@ def _attention(c: Called, q: Array, k: Array, v: Array, *bias: Array) -> Array:
         scores = np.where(distance <= 0, scores, -np.inf)
     if window is not None:
         scores = np.where(distance > -window, scores, -np.inf)
-    return (_weights(scores, -1) @ v).transpose(0, 2, 1, 3)
+    exp = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-np.inf))
+    return (exp / exp.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
 
 
 def _packed_attention(c: Called, q: Array, k: Array, v: Array, *rest: Any) -> Array:

@@ -14,8 +14,10 @@ from relax_fusion.equivalence.interpreter import Interpreter, stored
 from relax_fusion.equivalence.operators import Array
 from relax_fusion.equivalence.region import is_size
 from relax_fusion.equivalence.sizes import Sizes, variables
+from relax_fusion.matching.bounds import FAR
 from relax_fusion.matching.effects import free_vars
 from relax_fusion.workload import Workload
+from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate
 
 SIZES = {"seq_len": 5, "total_len": 7, "batch_size": 2, "m": 6, "c": 9, "b": 2, "s": 5, "t": 7}
@@ -100,13 +102,15 @@ def run(
     decisions: Sequence[Decision] = (),
     meant: bool = True,
     mod: ir.IRModule | None = None,
+    far: bool = False,
 ) -> tuple[list[Array], list[Array]]:
     """Return the results of a function, and its parameters after it.
 
     `meant`: numbers that are nearly those of an activation's formula are taken for them.
     `mod`: where the PrimFuncs are that no decision made.
+    `far`: queries that see no key give NaN, as the graph may have any number there.
     """
-    kernels = {d.kernel: kernel(d.workload) for d in decisions if d.workload and d.kernel}
+    kernels = {d.kernel: kernel(d.workload, far) for d in decisions if d.workload and d.kernel}
     interpreter = WholeFunction(kernels, mod, **({"constant": as_meant} if meant else {}))
     values = dict(zip(func.params, _copied(args), strict=True))
     for block in func.body.blocks:
@@ -135,12 +139,27 @@ def _exact(bindings: Sequence[tuple[relax.Var, relax.Expr]]) -> Iterator[relax.V
             yield var
 
 
-def kernel(work: Workload) -> Callable[..., Any]:
-    """Return what the kernel of a workload computes."""
+def is_far(func: relax.Function) -> bool:
+    """Tell whether a number of a function counts as minus infinity where it masks scores."""
+    found = []
+
+    def look(expr: relax.Expr) -> None:
+        if isinstance(expr, ir.GenericConst) and "float" in str(expr.ty.dtype):
+            found.append(bool(np.any(expr.value.numpy() <= FAR)))
+
+    relax.analysis.post_order_visit(func, look)
+    return any(found)
+
+
+def kernel(work: Workload, far: bool) -> Callable[..., Any]:
+    """Return what the kernel of a workload computes; `far` as in `run`."""
+
+    def rounding(made: Array, tensor: Tensor) -> Array:
+        return np.where(made == 0, np.nan, made) if far and tensor.name == "row_sum" else made
 
     def compute(*args: Any) -> Any:
         given = zip((o.name for o in work.graph.inputs), args, strict=True)
-        made = evaluate(work.graph, dict(given), rounding=lambda made, _: made)
+        made = evaluate(work.graph, dict(given), rounding=rounding)
         results = [made[o.name] for o in work.graph.outputs]
         return results[0] if len(results) == 1 else tuple(results)
 

@@ -168,32 +168,35 @@ def compare(
         wanted = evaluation.run(before, sizes, args)
     except (Misfit, Uninterpreted, ValueError, IndexError, ZeroDivisionError):
         return False
-    made = evaluation.run(after, evaluation.sizes_of(after), args, decisions)
-    told = _difference(wanted, made)
+    far = evaluation.is_far(before)
+    made = evaluation.run(after, evaluation.sizes_of(after), args, decisions, far=far)
+    told = _difference(wanted, made, far)
     if told is not None:  # a scale may be a number that activations have
         read = evaluation.run(before, sizes, args, meant=False)
-        told = _difference(read, evaluation.run(after, sizes, args, decisions, meant=False))
+        made = evaluation.run(after, sizes, args, decisions, meant=False, far=far)
+        told = _difference(read, made, far)
     if told is not None:
         raise Wrong(told)
     return True
 
 
-def _difference(wanted: Any, made: Any) -> str | None:
+def _difference(wanted: Any, made: Any, far: bool) -> str | None:
     """Say which result, or which parameter that was overwritten, differs."""
     for what, old, new in zip(("result", "parameter"), wanted, made, strict=True):
         for number, (a, b) in enumerate(zip(old, new, strict=True)):
-            told = _compared(np.asarray(a), np.asarray(b))
+            told = _compared(np.asarray(a), np.asarray(b), far)
             if told is not None:
                 return f"{what} {number} {told}"
     return None
 
 
-def _compared(old: np.ndarray, new: np.ndarray) -> str | None:
+def _compared(old: np.ndarray, new: np.ndarray, far: bool = False) -> str | None:
     if old.shape != new.shape:
         return f"has shape {list(new.shape)}, not {list(old.shape)}"
     if old.dtype.kind != "f":
         return None if np.array_equal(old, new) else "differs"
     known = ~np.isnan(old) & (old != new)  # NaN: of queries that see no key
+    known &= ~np.isnan(new) if far else True
     finite = old[np.isfinite(old)]
     scale = float(np.max(np.abs(finite), initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):

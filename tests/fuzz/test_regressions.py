@@ -63,6 +63,21 @@ SINK = Chain(
     "g = R.strided_slice(p, axes=[3], begin=[0], end=[1]); y = R.matmul(g, v)",
     "y",
 )
+PADDING = Chain(
+    "mask_read_once_as_hiding_and_once_as_a_number",
+    "q[3,2,1,5] k[3,2,5,1] v[3,2,1,5] h[1,1]:bool",
+    's = R.matmul(q, k); n = R.where(h, R.const(0.0, "float32"), R.const(-1e4, "float32"))\n'
+    "b = R.add(n, s); p = R.nn.softmax(b, axis=-1); y = R.matmul(p, v)",
+    "y",
+)
+REPLACED = Chain(
+    "least_number_in_front_of_a_bias",
+    "q[3,2,5,4] k[3,2,8,4] v[3,2,8,4] h[5,8]:bool a[2,5,8]",
+    "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s = R.matmul(q, t)\n"
+    'm = R.where(h, R.const(-3.4e38, "float32"), s); b = R.add(m, a)\n'
+    "p = R.nn.softmax(b, axis=-1); y = R.matmul(p, v)",
+    "y",
+)
 NO_KEYS = Chain(
     "no_keys",
     "q[2,2,3,4] k[2,2,0,4] v[2,0,2,4]",
@@ -76,6 +91,11 @@ NO_KEYS = Chain(
 def test_another_name_of_a_transposed_result() -> None:
     """What made the tensor was done again for its other name."""
     fused(ALIAS, ATTENTION)  # which is validated
+
+
+@pytest.mark.parametrize("chain", [PADDING, REPLACED], ids=lambda chain: chain.name)
+def test_numbers_of_masks(chain: Chain) -> None:
+    fused(chain, ATTENTION)  # which is validated
 
 
 def test_hidden_keys_and_a_sink() -> None:

@@ -39,7 +39,7 @@ def read(chain: AttentionChain, grid: Grid) -> Reading:
     Refused
         If scores are held back, or replaced by a number, and no kernel does that.
     """
-    found, track = _followed(chain, replace(grid, finite=True))
+    found, track = _followed(chain, replace(grid, finite=True, addends={}))
     if track.clamps or not _is_zero(chain, grid, found, track):
         found, track = _followed(chain, grid)
     detail = None
