@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import operator
 import re
 import zipfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +21,7 @@ from ..errors import MissingPackageError, ModelFileError
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
 from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+from .promotion import DECOMPOSED, written_out
 
 _OUTPUT = re.compile(rb'\\"type\\": \\"(transformers[\w.]*)\.\w+\\"')
 """The module of a type in JSON within JSON, as `torch.export.save` writes what is returned."""
@@ -26,14 +30,15 @@ _HALVES = ("float16", "bfloat16")
 
 
 class _Builder(relax.BlockBuilder):
-    """Gives results of half precision to products of half precision."""
+    """Gives results of half precision, or integers, to products of such."""
 
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
         """Bind a value."""
         if not isinstance(expr, relax.Call) or getattr(expr.attrs, "out_dtype", None) != "float32":
             return super().emit(expr, name_hint)
         operands = {dtype_of(arg) for arg in expr.args}
-        if len(operands) != 1 or not operands <= {*_HALVES}:
+        integers = all(dtype.startswith(("int", "uint")) for dtype in operands)
+        if len(operands) != 1 or not (operands <= {*_HALVES} or integers):
             return super().emit(expr, name_hint)
         if is_call(expr, "relax.matmul"):
             return super().emit(relax.op.matmul(*expr.args), name_hint)
@@ -41,7 +46,30 @@ class _Builder(relax.BlockBuilder):
 
 
 class _Importer(ExportedProgramImporter):
-    """TVM's importer, but for the dtype of products."""
+    """TVM's importer, but for the dtype of products, and with some operators that it lacks."""
+
+    def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], relax.Expr]]:
+        """Return what converts a node, by the name of its function."""
+        known = super().create_convert_map()
+        return {
+            **known,
+            "amax.default": lambda node: self._extreme(relax.op.max, node),
+            "amin.default": lambda node: self._extreme(relax.op.min, node),
+            "topk.default": lambda node: known["topk.default"](_sorted(node)),
+            **{
+                f"__{name[0]}shift__.{kind}": self._binary_op(op, scalar)
+                for name, op, scalar in (
+                    ("left", relax.op.left_shift, operator.lshift),
+                    ("right", relax.op.right_shift, operator.rshift),
+                )
+                for kind in ("Scalar", "Tensor")
+            },
+        }
+
+    def _extreme(self, op: Callable[..., relax.Call], node: torch.fx.Node) -> relax.Var:
+        given: list[Any] = [*self.retrieve_args(node), *([], False)[len(node.args) - 1 :]]
+        assert self.block_builder is not None
+        return self.block_builder.emit(op(given[0], given[1] or None, keepdims=given[2]))
 
     @property
     def block_builder(self) -> relax.BlockBuilder | None:
@@ -51,6 +79,12 @@ class _Importer(ExportedProgramImporter):
     @block_builder.setter
     def block_builder(self, builder: relax.BlockBuilder | None) -> None:
         self._builder = None if builder is None else _Builder()
+
+
+def _sorted(node: torch.fx.Node) -> torch.fx.Node:
+    """Ask for a sorted result, where any order will do."""
+    node.args = (*node.args[:4], *(True for _ in node.args[4:]))
+    return node
 
 
 def from_exported_program(
@@ -64,7 +98,8 @@ def from_exported_program(
     TVM 0.27 gives every matmul and convolution a float32 result.  In a model of half precision,
     biases do not fit it then, and what follows is float32 as well.  Here results have the dtype of
     their operands, as in PyTorch.  A pass could not tell afterwards which values were meant to be
-    float32.
+    float32.  Operators on integers, booleans and several dtypes give what they give in PyTorch:
+    TVM 0.27 divides integers as integers, and takes ``x > 0.5`` for ``x > 0`` where x is one.
 
     Parameters
     ----------
@@ -81,8 +116,11 @@ def from_exported_program(
     IRModule
         Its function is ``main``.
     """
+    table = {**torch.export.default_decompositions(), **DECOMPOSED}
+    program = program.run_decompositions(table)
+    written_out(program.graph_module)
     return _Importer().from_exported_program(
-        program.run_decompositions(), keep_params_as_input, unwrap_unit_return_tuple, False, None
+        program, keep_params_as_input, unwrap_unit_return_tuple, False, None
     )
 
 

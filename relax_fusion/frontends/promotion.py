@@ -1,0 +1,150 @@
+"""What PyTorch's operators do on their own, written out for TVM 0.27's importer.
+
+That computes in the dtype of an operand: it divides integers as integers, and cuts ``x > 0.5`` to
+``x > 0`` where x is one.  It also drops ``alpha``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+LOGIC = {"add": aten.bitwise_or.Tensor, "mul": aten.bitwise_and.Tensor}
+"""What sums and products of booleans are."""
+_REDUCED = ("sum", "prod", "cumsum", "cumprod", "mean")
+_JOINED = ("cat", "stack")
+_MASKED = {"where": 0, "masked_fill": 1}
+"""Which operand chooses elements and is no part of the result."""
+_AS_THEY_ARE = ("_to_copy", "clone", "copy", "copy_", "isfinite", "isinf", "isnan", "to", "type_as")
+_TENSORS_ONLY = ("div.Tensor_mode", "floor_divide.default")
+
+
+def written_out(module: GraphModule) -> None:
+    """Write casts, ``alpha`` and numbers out that operators of a graph imply."""
+    for node in list(module.graph.nodes):
+        target = node.target
+        value = node.meta.get("val")
+        if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
+            continue
+        _without_alpha(node)
+        _with_both_ends(node, value)
+        dtype = _computed_in(node, value)
+        if dtype is not None:
+            _cast(node, dtype, value.dtype)
+    module.graph.lint()
+    module.recompile()
+
+
+def _name(node: Node) -> str:
+    target: Any = node.target
+    return str(target._schema.name.split("::")[-1])
+
+
+def _without_alpha(node: Node) -> None:
+    """``add(a, b, alpha=c)`` is ``a + c * b``."""
+    alpha = node.kwargs.get("alpha", 1)
+    if _name(node) not in ("add", "sub", "rsub") or alpha == 1:
+        return
+    # rsub(a, b) is b - c * a
+    place = 0 if _name(node) == "rsub" else 1
+    args = list(node.args)
+    args[place] = _new(node, aten.mul.Tensor, (args[place], alpha))
+    node.args, node.kwargs = tuple(args), {k: v for k, v in node.kwargs.items() if k != "alpha"}
+
+
+def _with_both_ends(node: Node, value: torch.Tensor) -> None:
+    """Clamp integers at the end of their dtype where there is one end only: TVM needs both."""
+    if _name(node) not in ("clamp", "clamp_min", "clamp_max") or value.dtype.is_floating_point:
+        return
+    places = {"clamp": ("min", "max"), "clamp_min": ("min",), "clamp_max": ("max",)}[_name(node)]
+    given = dict(zip(places, node.args[1:], strict=False)) | dict(node.kwargs)
+    info = torch.iinfo(value.dtype)
+    ends = [given.get("min"), given.get("max")]
+    if any(isinstance(end, Node) for end in ends):
+        return
+    low, high = (e if e is not None else w for e, w in zip(ends, (info.min, info.max), strict=True))
+    node.target, node.args, node.kwargs = aten.clamp.default, (node.args[0], low, high), {}
+
+
+def _computed_in(node: Node, value: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype that an operator's operands are converted to, or None."""
+    name, result, target = _name(node), value.dtype, cast("Any", node.target)
+    if name in _AS_THEY_ARE or result.is_complex:
+        return None
+    if name in COMPARISONS:
+        found = torch.result_type(*(_value(a) for a in node.args))
+        return torch.int32 if found == torch.bool else found
+    if name.startswith("logical") or name in ("any", "all"):
+        return torch.bool
+    if name == "pow" and not result.is_floating_point:
+        known = isinstance(node.args[1], int) and 0 <= node.args[1] <= 3
+        return result if known else torch.float64
+    if name in (*_REDUCED, *_JOINED) or torch.Tag.pointwise in target.tags:
+        return result
+    return None
+
+
+def _value(arg: Any) -> Any:
+    return arg.meta["val"] if isinstance(arg, Node) else arg
+
+
+def _cast(node: Node, dtype: torch.dtype, result: torch.dtype) -> None:
+    """Convert the operands of a node, and what it makes of them."""
+    name, kept = _name(node), _MASKED.get(_name(node))
+    if dtype == result == torch.bool and name in LOGIC:
+        node.target = LOGIC[name]
+    numbers = str(node.target).removeprefix("aten.") in _TENSORS_ONLY
+    args = [
+        arg if place == kept else _operand(node, arg, dtype, numbers)
+        for place, arg in enumerate(node.args)
+    ]
+    node.args = tuple(args)
+    if name == "pow" and dtype != result:
+        with node.graph.inserting_after(node):
+            back = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": result})
+        back.meta = dict(node.meta)
+        node.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
+        node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
+def _operand(node: Node, arg: Any, dtype: torch.dtype, numbers: bool) -> Any:
+    if isinstance(arg, list | tuple) and any(isinstance(a, Node) for a in arg):
+        return type(arg)(_operand(node, a, dtype, numbers) for a in arg)
+    if isinstance(arg, int | float) and not isinstance(arg, bool) and numbers:
+        return _new(node, aten.full.default, ([], arg), {"dtype": dtype})
+    value = _value(arg)
+    if not isinstance(arg, Node) or not isinstance(value, torch.Tensor) or value.dtype == dtype:
+        return arg
+    return _new(node, aten._to_copy.default, (arg,), {"dtype": dtype})
+
+
+def _new(node: Node, target: Any, args: tuple[Any, ...], kwargs: Any = None) -> Node:
+    """Insert a call in front of a node."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, args, kwargs or {})
+    mode = node.meta["val"].fake_mode
+    with mode:
+        values = [_value(a) for a in args]
+        made.meta["val"] = target(*values, **(kwargs or {}))
+    return made
+
+
+def _any(x: torch.Tensor) -> torch.Tensor:
+    return aten.any.dims(x, list(range(x.ndim)), False)
+
+
+DECOMPOSED = {
+    aten.any.default: _any,
+    aten.exp2.default: lambda x: aten.exp.default(x * math.log(2)),
+    aten.erfc.default: lambda x: 1 - aten.erf.default(x),
+    aten.remainder.Scalar_Tensor: lambda x, y: aten.remainder.Tensor(
+        aten.full_like.default(y, x), y
+    ),
+}
+"""Operators that the importer does not have, by those that it has."""
