@@ -21,7 +21,7 @@ from .artifact import check_output, place, staged
 from .build import build, cuda_kernels, guarded, require_linker
 from .compilation import write_report
 from .console import CliError, Console
-from .explain import summary
+from .explain import left_text, summary
 from .manifest import (
     LIBRARY,
     PARAMS,
@@ -216,7 +216,7 @@ def _text(facts: dict[str, Any], device: str) -> str:
     lines = [
         f"{facts['output']}: {facts['source']}, {stored}, for {device}, compiled in "
         f"{facts['compile_s']:.1f} s",
-        f"  fused     {fused}; {facts['declined']} chains left to TVM",
+        f"  fused     {fused}; {left_text(facts['left'])}",
     ]
     if facts["cuda_kernels"]:
         sources = facts["cuda_sources"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import Any, TypeVar
 
 from tvm.ir.transform import Pass
 
 from ..estimator import AttentionSize, RangePrediction, format_seconds
+from ..estimator.choose import size_text
 from ..estimator.shape import box_sizes
 from ..hardware.target import device_of
 from ..options import PipelineOptions
@@ -20,6 +22,7 @@ from ..report import (
     Report,
     autotune_table,
     coverage_table,
+    declined_table,
     graphs_text,
     left_out_table,
     leftovers_table,
@@ -27,6 +30,7 @@ from ..report import (
     validation_table,
 )
 from ..report.decision import Decision
+from ..report.html.functions import calls_of
 from ..report.tables import table
 from ..triton_bridge.texts import record_sources
 from .build import guarded
@@ -35,6 +39,11 @@ from .console import Console
 from .model_arguments import asked
 from .page import check_written, write_page
 from .source import bounds, described, longest, open_source
+
+WIDTH = 120
+"""A line without ``--all`` has no more characters."""
+
+_T = TypeVar("_T")
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
@@ -70,7 +79,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         return 0
     console.result(
         f"{source.name}, {described(model)}, for {device.description}: "
-        f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
+        f"{len(report.fused)} chains fused, {left_text(len(report.leftovers))}"
     )
     for part in _parts(report, args):
         if part:
@@ -101,16 +110,70 @@ def _options(
 
 
 def _parts(report: Report, args: argparse.Namespace) -> list[str]:
-    """Return the tables of a report, those that were asked for among them."""
-    rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    parts = [left_out_table(report.left_out), fused_text(report.fused)]
-    parts += [autotune_table(report.fused), validation_table(report.fused)]
-    parts += [declined_text(report.declined), leftovers_text(report), rules]
+    """Return the tables of a report, those that were asked for among them, and sums at the end."""
+    width = None if args.all else WIDTH
+    lost = report.declined
+    parts = [left_out_table(report.left_out), fused_text(report.fused, width)]
+    parts += [autotune_table(report.fused, width), validation_table(report.fused)]
+    parts += [_headed("Left apart", declined_table(lost, width))]
+    if args.all:
+        others = [d for d in report.decisions if not d.fused and d not in lost]
+        title = "Declined by one pass, taken by a kernel of another"
+        parts.append(_headed(title, declined_table(others)))
+    parts.append(_headed("Outside of fused kernels", leftovers_table(report.leftovers, width)))
+    title = "Kernels, by the rule that schedules them"
+    parts.append(_headed(title, schedules_table(report.schedules, width)))
     if args.coverage:
-        parts.append(coverage_text(report))
+        title = "\n".join(wrap(f"Coverage ({_COLUMNS})", WIDTH))
+        parts.append(_headed(title, coverage_table(report.coverage, width)))
     if args.graphs:
         parts.append("What each kernel computes\n\n" + graphs_text(report.fused))
-    return parts
+    return [*parts, summary_text(report, width)]
+
+
+def _headed(title: str, text: str) -> str:
+    return f"{title}\n\n{text}" if text else ""
+
+
+def left_text(count: int) -> str:
+    """Say how many operators are in no kernel of ours."""
+    return f"{count or 'no'} operator{'s' * (count != 1)} of transformers left to TVM"
+
+
+def summary_text(report: Report, width: int | None) -> str:
+    """One row per function and number of rows: the sums of its predictions."""
+    rows: list[tuple[str, ...]] = [
+        ("function", "size", "predicted", "floor", "fused chains", "unfused", "gain over unfused")
+    ]
+    calls = calls_of(report)
+    for name in dict.fromkeys(call["function"] for call in calls):
+        own = [call for call in calls if call["function"] == name]
+        for call in _ends(own) if width else own:
+            apart, fused, floor = call["unfused_s"], call["fused_s"], call["floor_s"]
+            known = apart is not None and fused
+            rows.append(
+                (
+                    name,
+                    size_text(call["rows"]),
+                    format_seconds(call["seconds"]),
+                    "?" if floor is None else format_seconds(floor + call["rest_s"]),
+                    format_seconds(fused),
+                    "?" if apart is None else format_seconds(apart),
+                    f"{apart / fused:.2f}x" if known else "?",
+                )
+            )
+    if len(rows) == 1:
+        return ""
+    title = (
+        "In all (predicted seconds of one call; unfused: the best kernels of ours for the parts of "
+        "the fused chains, launched apart; TVM's default is not predicted: bench measures it)"
+    )
+    return _headed("\n".join(wrap(title, WIDTH)), table(rows, width))
+
+
+def _ends(rows: Sequence[_T]) -> list[_T]:
+    """Return the first, the middle and the last of some rows, as far as there are so many."""
+    return [rows[i] for i in sorted({0, len(rows) // 2, len(rows) - 1})]
 
 
 def _scheduled(options: PipelineOptions) -> list[Pass]:
@@ -124,8 +187,11 @@ def _scheduled(options: PipelineOptions) -> list[Pass]:
 _PHASES = (*PHASES[:4], ("debug-phase4.py", _scheduled, "scheduling kernels"))
 
 
-def fused_text(decisions: list[Decision]) -> str:
-    """One row per kernel and range of the dynamic dimension; equal kernels are counted."""
+def fused_text(decisions: list[Decision], width: int | None = None) -> str:
+    """One row per kernel and range of the dynamic dimension; equal kernels are counted.
+
+    Within a `width` only the first, the middle and the last range are told.
+    """
     if not decisions:
         return ""
     counts = Counter((d.function, d.kernel) for d in decisions)
@@ -141,10 +207,12 @@ def fused_text(decisions: list[Decision]) -> str:
             decision.spelling,
             str(count),
         )
-        for cells in _ranges(decision):
+        ranges = _ranges(decision)
+        for cells in _ends(ranges) if width and ranges else ranges:
             rows.append((*names, *cells))
             names = ("",) * 4
-    return "Fused (predicted seconds of one call, at the size given)\n\n" + table(rows)
+    title = "Fused (predicted seconds of one call, at the size given; unfused: our kernels apart)"
+    return _headed(title, table(rows, width))
 
 
 def _ranges(decision: Decision) -> list[tuple[str, ...]]:
@@ -173,32 +241,6 @@ def _size(prediction: RangePrediction) -> str:
     return "1 row" if size == 1 else f"{size} rows"
 
 
-def declined_text(decisions: list[Decision]) -> str:
-    """One row per reason; equal ones are counted."""
-    if not decisions:
-        return ""
-    counts: Counter[tuple[str, ...]] = Counter()
-    example: dict[tuple[str, ...], str] = {}
-    for d in decisions:
-        why = (d.function, d.pattern, d.spelling or "-", str(d.decline))
-        counts[why] += 1
-        example.setdefault(why, d.where)
-    rows: list[tuple[str, ...]] = [("function", "pass", "chain", "times", "first at", "because")]
-    rows += [(*why[:3], str(count), example[why], why[3]) for why, count in counts.items()]
-    return "Left to TVM\n\n" + table(rows)
-
-
-def leftovers_text(report: Report) -> str:
-    """One row for what stands outside of fused kernels for one reason."""
-    found = leftovers_table(report.leftovers)
-    return f"Outside of fused kernels\n\n{found}" if found else ""
-
-
-def coverage_text(report: Report) -> str:
-    """One row per function, with what its columns mean."""
-    return f"Coverage ({_COLUMNS})\n\n{coverage_table(report.coverage)}"
-
-
 _COLUMNS = (
     "chains in fused kernels, of those there are; launches in all, and until they repeat; kernels "
     "that only move or cast elements, and the bytes that they read and write at the sizes given"
@@ -206,6 +248,7 @@ _COLUMNS = (
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """Count what was fused by pass, and what was declined."""
+    """Count what was fused by pass, what was declined, and the operators left over."""
     by_pass = Counter(d.pattern for d in report.fused)
-    return {"fused": dict(by_pass), "declined": len(report.declined)}
+    left = len(report.leftovers)
+    return {"fused": dict(by_pass), "declined": len(report.declined), "left": left}

@@ -184,7 +184,10 @@ def _add_run(commands: Commands) -> None:
         help="new directory for the outputs, one NAME.npy each, or a new FILE.npz",
     )
     parser.add_argument(
-        "--max-new-tokens", type=positive, metavar="N", help="of a prompt (default: 16)"
+        *("--max-new-tokens", "--new-tokens"),
+        type=positive,
+        metavar="N",
+        help="of a prompt (default: 16)",
     )
     parser.add_argument(
         "--record",
@@ -211,6 +214,11 @@ def _add_explain(commands: Commands) -> None:
     )
     add_model_arguments(parser)
     add_measured(parser)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="every row in full, however long, and what one pass declined and another took",
+    )
     parser.add_argument(
         "--graphs",
         action="store_true",

@@ -8,6 +8,7 @@ from .report import Report, graphs_text
 from .tables import (
     autotune_table,
     coverage_table,
+    declined_table,
     left_out_table,
     leftovers_table,
     schedules_table,
@@ -32,6 +33,7 @@ __all__ = [
     "Text",
     "autotune_table",
     "coverage_table",
+    "declined_table",
     "graphs_text",
     "left_out_table",
     "leftovers_table",

@@ -57,6 +57,11 @@ class Decision:
         """Whether the chain became one kernel."""
         return self.decline is None
 
+    @property
+    def names(self) -> list[str]:
+        """The variables of the chain, each once."""
+        return list(dict.fromkeys(n for n in (*self.chain, *self.where.split(", ")) if n))
+
 
 @dataclass(frozen=True)
 class Scheduling:

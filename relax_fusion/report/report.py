@@ -12,6 +12,8 @@ from pydantic import InstanceOf
 
 from ..errors import PipelineError
 from ..estimator import format_seconds
+from ..estimator.choose import size_text
+from ..estimator.shape import box_sizes
 from ..validation import check, json_text
 from ..workload import Graph, Workload
 from ..workload.json import as_record
@@ -21,6 +23,7 @@ from .item import Item
 from .material import Material
 from .tables import (
     autotune_table,
+    declined_table,
     left_out_table,
     leftovers_table,
     schedules_table,
@@ -76,8 +79,20 @@ class Report:
 
     @property
     def declined(self) -> list[Decision]:
-        """The chains that were left alone."""
-        return [d for d in self.decisions if not d.fused]
+        """The chains that were left alone, and of which no other kernel of ours took the result.
+
+        Those with an operation among the `leftovers` are here, too, whoever took the rest.  All
+        that a pass declined on the way is in `decisions`.
+        """
+        taken = {(d.function, name) for d in self.fused for name in d.names}
+        left = {(x.function, x.where) for x in self.leftovers}
+        lost = []
+        for d in self.decisions:
+            names = {(d.function, name) for name in d.names} - taken
+            result = (d.function, d.where.rpartition(", ")[2])
+            if not d.fused and (result in names or names & left):
+                lost.append(d)
+        return lost
 
     @property
     def coverage(self) -> list[Coverage]:
@@ -181,7 +196,7 @@ class Report:
             _fused_table(self.fused),
             autotune_table(self.fused),
             validation_table(self.fused),
-            _declined_table(self.declined),
+            declined_table(self.declined),
             leftovers_table(self.leftovers),
             schedules_table(self.schedules),
         ]
@@ -289,40 +304,30 @@ def _fused_table(decisions: list[Decision]) -> str:
     if not decisions:
         return ""
     counts = Counter((d.function, d.kernel) for d in decisions)
-    rows = [("function", "pass", "chain", "calls", "tile", "predicted", "unfused")]
+    names = ("function", "pass", "chain", "calls", "size", "tile", "predicted", "unfused")
+    rows: list[tuple[str, ...]] = [names]
     seen = set()
     for d in decisions:
         if (d.function, d.kernel) in seen:
             continue
         seen.add((d.function, d.kernel))
-        tile = d.plans.boxes[-1][1] if d.plans is not None else None
         rows.append(
             (
                 d.function,
                 d.pattern,
                 d.spelling,
                 str(counts[d.function, d.kernel]),
-                tile.text if tile else "",
-                *_seconds(d),
+                *_last(d),
             )
         )
     return table(rows)
 
 
-def _seconds(decision: Decision) -> tuple[str, str]:
-    """Return the two times predicted for the last range, if any were."""
+def _last(decision: Decision) -> tuple[str, ...]:
+    """Return the last size that was priced, its tile, and the two times there."""
     if not decision.predictions:
-        return "", ""
+        return ("",) * 4
     last = decision.predictions[-1]
-    return last.fused_text, format_seconds(last.unfused.seconds)
-
-
-def _declined_table(decisions: list[Decision]) -> str:
-    """One row per reason, with how often it was met and where first."""
-    if not decisions:
-        return ""
-    counts = Counter((d.function, d.pattern, str(d.decline)) for d in decisions)
-    first = {(d.function, d.pattern, str(d.decline)): d.where for d in reversed(decisions)}
-    rows = [("function", "pass", "chains", "first", "not fused because")]
-    rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
-    return table(rows)
+    assert decision.plans is not None and decision.workload is not None, "a fused chain has plans"
+    plan = decision.plans.plan_for(**box_sizes(decision.workload, last.size))
+    return size_text(last.size), plan.text, last.fused_text, format_seconds(last.unfused.seconds)

@@ -170,7 +170,7 @@ def test_an_encoder_against_torch(encoder, capsys):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--prompt", "16", "--new-tokens", "2"], "--prompt 16 and --new-tokens 2 do not fit the"),
+        (["--prompt", "16", "--new-tokens", "2"], "--prompt 16 and --max-new-tokens 2 do not fit"),
         (["--size", "seq_len=4"], "--size seq_len: tiny generates text, and takes --prompt"),
         (["--dtype", "float16"], "--dtype says how a model is compiled, but"),
         (["--target", "h200"], "--target says how a model is compiled, but"),
@@ -224,7 +224,7 @@ def test_a_compiled_directory_is_not_written_to(decoder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--prompt", "4"], "tiny generates no text: --prompt and --new-tokens are for models"),
+        (["--prompt", "4"], "tiny generates no text: --prompt and --max-new-tokens are for models"),
         (["--size", "rows=4"], "--size names 'rows'; the symbolic sizes of tiny are seq_len"),
         (["--size", "seq_len=17"], "--size seq_len=17: tiny takes from 1 to 16"),
         (["--size", "seq_len=3", "--size", "seq_len=4"], "--size: 'seq_len' is given twice"),
@@ -240,7 +240,7 @@ def test_what_is_refused_of_an_encoder(encoder, capsys, arguments, says):
     "arguments, says",
     [
         (["--target", "h200"], "TVM finds no such device here"),
-        (["--prompt", "4097"], "--prompt 4097 and --new-tokens 32 do not fit the 2048 tokens"),
+        (["--prompt", "4097"], "--prompt 4097 and --max-new-tokens 32 do not fit the 2048 tokens"),
         (["--size", "seq_len=8"], "--size seq_len: demo-llama generates text"),
     ],
 )

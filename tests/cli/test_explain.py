@@ -30,7 +30,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
         assert main(["explain", str(config), "--target", target, "-q"]) == 0
         heading = capsys.readouterr().out.splitlines()[0]
         assert (", whose prices were not measured: " in heading) == warned
-    assert main(["explain", str(config), "--coverage", "-q"]) == 0
+    assert main(["explain", str(config), "--coverage", "--all", "-q"]) == 0
     covered = capsys.readouterr().out.split("Coverage (")[1]
     assert "total_len = 64" in covered and "2 of 2" in covered
 
@@ -45,7 +45,8 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert main(["explain", str(config), *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["dtype"], document["quantization"]) == ("float16", "q4f16_1")
-    assert document["fused"] + document["declined"] == len(document["decisions"]) > 0
+    assert document["fused"] == sum(d["fused"] for d in document["decisions"]) > 0
+    assert document["declined"] <= sum(not d["fused"] for d in document["decisions"])
     assert "FuseGatedFFN" not in {d["pattern"] for d in document["decisions"]}
     for decision in document["decisions"]:
         assert decision["fused"] or decision["decline"]["detail"]
@@ -59,6 +60,26 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     rules = {s["function"]: s["rule"] for s in document["schedules"]}
     assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}
     assert "Triton" in rules.values() and "" not in rules.values()
+
+
+def test_explain_is_narrow_ends_with_sums_and_tells_all_if_asked(capsys):
+    given = ["explain", "demo-gpt2", "--max-seq-len", "64", "--target", "h200", "-q"]
+    given += ["--always-fuse", "--dtype", "float32"]
+    assert main([*given, "--coverage"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 120
+    assert "22 chains fused, no operators of transformers left to TVM" in text
+    assert "Left apart" not in text  # FuseChains declined what other passes took
+    sums = [line.split() for line in text.split("In all (")[1].splitlines()]
+    found = {row[0]: row for row in sums if row and row[0] in ("prefill", "decode")}
+    assert found.keys() == {"prefill", "decode"}
+    for row in found.values():
+        fused, apart = (float(row[i]) * {"us": 1.0, "ms": 1e3}[row[i + 1]] for i in (-5, -3))
+        assert float(row[-1].removesuffix("x")) == pytest.approx(apart / fused, rel=0.02)
+    assert main([*given, "--all"]) == 0
+    every = capsys.readouterr().out
+    assert "Declined by one pass, taken by a kernel of another" in every
+    assert every.count("FuseChains") > text.count("FuseChains")
 
 
 def test_no_call_is_longer_than_the_longest_sequence(tmp_path, capsys):

@@ -57,7 +57,7 @@ def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), report=report)
     built = quickly(mod, pipeline)
     assert [d.pattern for d in report.fused] == ["FuseGatedFFN", "FuseMatmulEpilogue"]
-    assert {d.pattern for d in report.declined} == {"FuseChains"}  # all in one kernel
+    assert report.declined == []  # what FuseChains declined, others took
     gated = report.fused[0].workload
     assert (gated.activation, gated.n) == (ACTIVATIONS[activation], model.config.intermediate_size)
     assert gated.norm is not None and gated.bias == symbolic

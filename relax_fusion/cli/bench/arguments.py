@@ -70,7 +70,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--prompt", type=positive, metavar="N", help="tokens of the prompt (default: 128)"
     )
     parser.add_argument(
-        "--new-tokens", type=positive, metavar="N", help="tokens after it (default: 32)"
+        *("--max-new-tokens", "--new-tokens"),
+        dest="new_tokens",
+        type=positive,
+        metavar="N",
+        help="tokens after it (default: 32)",
     )
     parser.add_argument(
         "--size",

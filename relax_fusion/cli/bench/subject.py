@@ -137,15 +137,15 @@ def sizes_of(
     if "decode" not in manifest.functions:
         if prompt is not None or new_tokens is not None:
             raise CliError(
-                f"{manifest.source} generates no text: --prompt and --new-tokens are for models "
-                "that do; it takes --size",
+                f"{manifest.source} generates no text: --prompt and --max-new-tokens are for "
+                "models that do; it takes --size",
                 code=2,
             )
         return _symbols(_signature(manifest).sizes, given, manifest.source)
     if given:
         raise CliError(
             f"--size {next(iter(given))}: {manifest.source} generates text, and takes --prompt and "
-            "--new-tokens",
+            "--max-new-tokens",
             code=2,
         )
     most = manifest.max_seq_len or 1
@@ -153,7 +153,7 @@ def sizes_of(
     prompt = prompt or max(1, min(PROMPT, most - new + 1))
     if prompt + new - 1 > most:  # the last new token is never fed back
         raise CliError(
-            f"--prompt {prompt} and --new-tokens {new} do not fit the {most} tokens that "
+            f"--prompt {prompt} and --max-new-tokens {new} do not fit the {most} tokens that "
             f"{manifest.source} was compiled for; ask for fewer, or compile with a larger "
             "--max-seq-len",
             code=2,

@@ -38,27 +38,18 @@ def declines_of(report: Report, graphs: Mapping[str, FunctionGraph]) -> list[dic
     for decision in report.declined:
         key = (decision.function, decision.pattern, decision.spelling, str(decision.decline))
         groups.setdefault(key, []).append(decision)
-    owner = {(d.function, n): d.pattern for d in report.fused for n in names_of(d)}
+    owner = {(d.function, n): d.pattern for d in report.fused for n in d.names}
     found = []
     for some in groups.values():
         entry = _decline(some, graphs, report.material.spec)
-        taken = [owner.get((d.function, n)) for d in some for n in names_of(d)]
+        taken = [owner.get((d.function, n)) for d in some for n in d.names]
         makers = sorted({maker for maker in taken if maker is not None})
         entry["elsewhere"] = makers
         entry["is_loss"] = entry["reason"] not in HARMLESS
-        if makers and None not in taken:
-            entry["cost"] = f"Nothing: {' and '.join(makers)} took all of its operators."
-            entry["remedy"] = "Nothing has to be done: its operators are in other fused kernels."
-            entry["seconds"], entry["is_loss"] = 0.0, False
-        elif makers:
+        if makers:
             entry["cost"] += f" {' and '.join(makers)} took some of them."
         found.append(entry)
     return sorted(found, key=lambda d: (not d["is_loss"], -(d["seconds"] or 0)))
-
-
-def names_of(decision: Decision) -> list[str]:
-    """Return the variables of a chain."""
-    return list(dict.fromkeys(n for n in (*decision.chain, *decision.where.split(", ")) if n))
 
 
 def _decline(
@@ -67,7 +58,7 @@ def _decline(
     first, refusal = some[0], some[0].decline
     assert refusal is not None, "only declined chains come here"
     fused, unfused = numbers.number(refusal.fused_s), numbers.number(refusal.unfused_s)
-    each = [_nodes(d.function, names_of(d), graphs) for d in some]
+    each = [_nodes(d.function, d.names, graphs) for d in some]
     alone = [_sum_of(least_s(node, spec) for node in nodes) for nodes in each]
     return {
         "function": first.function,
