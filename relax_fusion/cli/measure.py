@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 
-from ..models import ExportedModel, Generator
+from ..models import ExportedModel
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,31 @@ def tokens(count: int, vocab_size: int) -> np.ndarray:
     return (np.arange(1, count + 1, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
 
 
-def measure(executable: Any, exported: ExportedModel, weights: list[np.ndarray], plan: Plan) -> Run:
+class Session(Protocol):
+    """A decoder with its context, as `Generator` is one."""
+
+    def reset(self) -> None:
+        """Forget the context."""
+
+    def prefill(self, ids: Any) -> np.ndarray:
+        """Append tokens; the logits of the last one, on the host."""
+
+    def decode(self, ids: Any) -> np.ndarray:
+        """Append a token to each sequence; its logits."""
+
+
+def measure(generator: Session, vocab_size: int, plan: Plan) -> Run:
     """Run a prompt and some steps, feeding fixed tokens so that two runs can be compared."""
-    generator = Generator(executable, exported, weights)
-    ids = tokens(plan.prompt + plan.decode_steps, exported.config.vocab_size)
+    ids = tokens(plan.prompt + plan.decode_steps, vocab_size)
     if plan.warm:
         generator.decode(ids[:1])
     logits, prefill_s, decode_s = [], [], []
     for _ in range(plan.prefill_runs):
         generator.reset()
-        last, taken = timed(lambda: generator.prefill(ids[: plan.prompt]))
+        last, taken = timed(lambda: generator.prefill(ids[None, : plan.prompt]))
         prefill_s.append(taken)
     logits.append(last)
-    for token in ids[plan.prompt :]:
+    for token in ids[plan.prompt :, None]:
         step, taken = timed(partial(generator.decode, token))
         logits.append(step)
         decode_s.append(taken)

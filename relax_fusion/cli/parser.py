@@ -81,8 +81,8 @@ def _add_demo(commands: Commands) -> None:
         "demo",
         ".demo:demo_command",
         "compile a small LLaMA and GPT-2 with TVM's pipeline and with ours, and compare",
-        "Takes about a minute on 2 cores; needs no network, checkpoint or GPU. Weights are random. "
-        "The exit code is 1 if the outputs disagree.",
+        "Takes less than a minute on 2 cores; needs no network, checkpoint or GPU. Weights are "
+        "random. The exit code is 1 if the outputs disagree.",
     )
     parser.add_argument("--quick", action="store_true", help="tiny models, for a quick check")
 

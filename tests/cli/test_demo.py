@@ -10,10 +10,11 @@ import pytest
 
 from relax_fusion import models
 from relax_fusion.cli import build, main
-from relax_fusion.cli.demo import Comparison
+from relax_fusion.cli.demo import Comparison, _end, repeated
 from relax_fusion.cli.measure import Run, compare
 from relax_fusion.models import zoo
 from relax_fusion.report import Report
+from relax_fusion.report.coverage import Launches
 
 from ..support.quick import loaded, quick_host
 from .test_cli import quick_to_compile, short
@@ -40,7 +41,33 @@ def test_quick_demo_agrees(monkeypatch, capsys):
     assert [m["model"] for m in document["models"]] == ["demo-llama", "demo-gpt2"]
     for model in document["models"]:
         assert model["agrees"] and model["fused"]
+        assert model["prefill_s"].keys() == {"tvm_default", "relax_fusion"}
     assert document["cross_compile"]["cuda_kernels"] > 0
+    assert "prefill" not in document["cross_compile"]["functions"]
+
+
+def test_the_table_comes_first_and_says_what_was_not_run():
+    run = Run((), (2.0,), (1.0,))
+    fused = Run((), (0.5,), (0.25,))
+    report = Report()
+    report.launches.append(Launches("decode", ("take", "qkv", "ffn", "qkv", "ffn", "head")))
+    operators = ("take", *("norm", "matmul", "silu") * 2, "matmul")
+    one = Comparison("one", report, run, fused, 0.0, 1.0, run, operators)
+    other = Comparison("other", Report(), run, fused, 0.0, 1.0)
+    cross = {"fused": {}, "functions": ["decode"], "model": "one", "seconds": 1.0}
+    text = _end([one, other], {**cross, "cuda_kernels": 3, "arch": "sm_90a"}, 9.0)
+    head, _, first, *rest = text.strip().splitlines()
+    assert head.split()[-3:] == ["speed-up", "torch", "speed-up"]
+    assert first.endswith("4.0x  2 s    4.0x") and rest[1].endswith("4.0x")
+    assert "multiplied by 16" in rest[3]
+    assert "before, 3 operators: norm, matmul, silu" in text
+    assert "after, 2 kernels: qkv, ffn" in text and "What to do next" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_stretch_that_comes_twice():
+    assert repeated("abcbcd") == "bc"
+    assert repeated("abcd") == () == repeated("")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

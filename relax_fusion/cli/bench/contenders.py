@@ -15,7 +15,7 @@ from ...models.threads import use_threads
 from ..build import build_default
 from ..choices import PEERS
 from ..console import CliError
-from ..measure import timed
+from ..measure import Session, timed
 from .subject import Call, Subject, loaded
 
 OURS = "relax_fusion"
@@ -26,19 +26,6 @@ CALLS, LONGEST = 10, 1.0
 
 Turn = Mapping[str, Sequence[float]]
 """Seconds by step: of the prompt and of each token after it, or of each call."""
-
-
-class Session(Protocol):
-    """A decoder with its context, as `Generator` is one."""
-
-    def reset(self) -> None:
-        """Forget the context."""
-
-    def prefill(self, ids: Any) -> np.ndarray:
-        """Append tokens; the logits of the last one, on the host."""
-
-    def decode(self, ids: Any) -> np.ndarray:
-        """Append a token to each sequence; its logits."""
 
 
 class Callable_(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ...models import BertConfig, ExportedModel
 from ..console import CliError
+from ..measure import Session
 from ..source import FileSource
 from .contenders import COMPILED, GRAPHS, TORCH, Contender
 from .subject import Subject
@@ -88,7 +89,8 @@ class TorchPeers:
         with torch.no_grad():
             if self._exported is None:
                 return self._from_file()
-            made = _of_config(self._subject, self._exported, self._device)
+            fields = self._subject.manifest.config or {}
+            made = _of_config(fields, self._exported, self._device)
             if self._has_our_weights:
                 _give(made, _state(self._exported, self._subject.weights()))
             return made
@@ -128,7 +130,29 @@ def _transformers() -> str:
     return f"transformers {transformers.__version__}"
 
 
-def _of_config(subject: Subject, exported: ExportedModel, device: str) -> Any:
+def eager_decoder(
+    fields: Mapping[str, Any], exported: ExportedModel, weights: Iterable[np.ndarray]
+) -> Session:
+    """Return a decoder as torch runs it on a CPU, with our weights.
+
+    Parameters
+    ----------
+    fields : mapping
+        Its ``config.json``.
+    exported : ExportedModel
+        The same model as we build it.
+    weights : iterable of numpy.ndarray
+        Those of `exported`.
+    """
+    import torch
+
+    with torch.no_grad():
+        made = _of_config(fields, exported, "cpu")
+        _give(made, _state(exported, weights))
+    return _TorchSession(made, made.config, "cpu", None)
+
+
+def _of_config(fields: Mapping[str, Any], exported: ExportedModel, device: str) -> Any:
     """Return transformers' model of a configuration, with weights of its own."""
     import torch
     import transformers
@@ -139,10 +163,8 @@ def _of_config(subject: Subject, exported: ExportedModel, device: str) -> Any:
         kind = transformers.AutoModelForMaskedLM if exported.config.masked_lm else None
     if kind is None:
         kind, options = transformers.AutoModel, {"add_pooling_layer": False}
-    fields = {k: v for k, v in (subject.manifest.config or {}).items() if k != "model_type"}
-    config = transformers.AutoConfig.for_model(
-        (subject.manifest.config or {})["model_type"], **fields
-    )
+    others = {k: v for k, v in fields.items() if k != "model_type"}
+    config = transformers.AutoConfig.for_model(fields["model_type"], **others)
     torch.manual_seed(0)
     with torch.device(device):
         made = kind.from_config(
