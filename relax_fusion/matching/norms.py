@@ -48,6 +48,13 @@ def normalisation(view: BlockView, var: relax.Expr) -> Normed | None:
     return _with_parameters(view, found)
 
 
+def is_rounded_norm(view: BlockView, var: relax.Var) -> bool:
+    """Tell whether `var` is a norm that was rounded, whatever the dtype of its rows is."""
+    rounding = view.call(var, "relax.astype")
+    inner = rounding.args[0] if rounding is not None else None
+    return inner is not None and normalisation(view, inner) is not None
+
+
 def _operator(view: BlockView, var: relax.Expr) -> Normed | None:
     """Read an operator, its operands as they are."""
     call = view.call(var, "relax.nn.rms_norm", "relax.nn.layer_norm")

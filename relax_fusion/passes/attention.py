@@ -77,6 +77,10 @@ class FuseAttentionChain(FusingPass):
     def _build(self, view: BlockView, chain: AttentionChain) -> Match:
         found = laid(view, chain)
         sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
+        # Reshapes of nothing do not tell which axis is which, and mean another size
+        batch, q_len, kv_len = as_dims((found.batch, found.q_len, found.kv_len))
+        guard(0 not in (batch, q_len), Reason.SHAPE, "there are no queries")
+        guard(kv_len != 0, Reason.SHAPE, "there are no keys")
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)
         args = {**found.args(), **mods.args()}
@@ -99,9 +103,6 @@ class FuseAttentionChain(FusingPass):
         names = _reserved_names(found.kv_len) if prefix else ()
         lengths = (found.batch, found.q_len, found.kv_len)
         batch, q_len, kv_len = as_dims(lengths, self.options.bounds, names)
-        guard(0 not in (batch, q_len), Reason.SHAPE, "there are no queries")
-        # Reshapes of nothing do not tell which axis is which
-        guard(kv_len != 0, Reason.SHAPE, "there are no keys")
         if mods.causal == "bottom_right" and isinstance(q_len, int) and isinstance(kv_len, int):
             detail = f"{q_len} queries over {kv_len} keys, bottom right"
             guard(q_len <= kv_len, Reason.SHAPE, detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from ..errors import Reason
 from ..matching import (
     Chain,
     epilogue,
@@ -15,7 +16,9 @@ from ..matching import (
     readers_of,
     with_rope,
 )
-from ..matching.pattern import BlockView, Match
+from ..matching.norms import is_rounded_norm
+from ..matching.pattern import BlockView, Match, Refused
+from ..matching.shapes import dtype_of
 from .driver import FusingPass
 
 
@@ -57,9 +60,10 @@ class FuseRMSNormMatmul(FusingPass):
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read
         elsewhere; the weight's input features are dynamic; operands differ in dtype (as a gamma of
-        float32 and rows of float16 do), or it is none of float16, bfloat16, float32; tensors are on
-        several virtual devices, or on one of another kind than the target; the chain is outside a
-        dataflow block; the estimator predicts no gain or finds no plan that fits.
+        float32 and rows of float16 do, or rows of float32 and a weight of float16), or it is none
+        of float16, bfloat16, float32; tensors are on several virtual devices, or on one of another
+        kind than the target; the chain is outside a dataflow block; the estimator predicts no gain
+        or finds no plan that fits.
 
     Parameters
     ----------
@@ -71,6 +75,9 @@ class FuseRMSNormMatmul(FusingPass):
         """Match the norm that `var` is, with everything that reads it through a matmul."""
         normed = normalisation(view, var)
         linears = readers_of(view, var) if normed is not None else []
+        if normed is None and is_rounded_norm(view, var) and readers_of(view, var):
+            detail = f"a norm of float32 rows, rounded to {dtype_of(var)} for a matmul"
+            raise Refused(Reason.DTYPE, f"{detail}; a kernel has rows and weights of one dtype")
         if normed is None or not linears:
             return None
         chains: list[Chain] = []

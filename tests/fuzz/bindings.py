@@ -16,6 +16,15 @@ Binding = tuple[relax.Var, relax.Expr, bool]
 
 Bindings = list[Binding]
 
+SIZES = {"seq_len": 5, "total_len": 7, "batch_size": 2, "m": 6, "c": 9, "b": 2, "s": 5, "t": 7}
+"""Values of symbolic sizes by name; that of ``is6`` is 6, of others 3."""
+
+
+def value_of(size: Any) -> int:
+    """Return what a size is at run time: a number, or a variable."""
+    name = getattr(size, "name", "")
+    return int(size) if not name else int(name[2:]) if name[:2] == "is" else SIZES.get(name, 3)
+
 
 @dataclass(frozen=True)
 class Function:
@@ -124,7 +133,7 @@ def pruned(function: Function) -> Function:
     kept: list[Binding] = []
     for binding in reversed(function.bindings):
         var, value, _ = binding
-        if var in needed or writes(value):
+        if var in needed or writes(value) or isinstance(var.ty, relax.ShapeType):
             kept.append(binding)
             needed |= set(free_vars(value))
     params = tuple(p for p in function.params if p in needed or _tells_sizes(p))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import kernels, matches, triton_kernels
+from . import compiled, kernels, matches, triton_kernels
 from .processes import in_processes
 
 GRAPHS, LIBRARY, LAUNCHES = 100, 20, 40
-"""Functions, compiled kernels and interpreted ones of a part."""
+"""Functions, compiled kernels or functions, and interpreted kernels of a part."""
 
 SECONDS = 60
 """Limit of one seed; a part has as many as it has seeds, up to ten minutes."""
@@ -35,6 +35,15 @@ def workloads(seeds: Seeds, workers: int, backend: str) -> Iterator[tuple[Seeds,
         return kernels.Findings(1, failures=[f"seed {seed}: {what}"])
 
     yield from _parts(work, seeds, LIBRARY if tir else LAUNCHES, workers, failed)
+
+
+def functions(seeds: Seeds, workers: int) -> Iterator[tuple[Seeds, compiled.Findings]]:
+    """Compile functions by the whole pipeline and by TVM's, and compare what they compute."""
+
+    def failed(seed: int, what: str) -> compiled.Findings:
+        return compiled.Findings(1, failures=[f"seed {seed}: {what}"])
+
+    yield from _parts(compiled.explore, seeds, LIBRARY, workers, failed)
 
 
 def _interpreted(seeds: Seeds) -> kernels.Findings:

@@ -20,8 +20,7 @@ from relax_fusion.workload import Workload
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate
 
-SIZES = {"seq_len": 5, "total_len": 7, "batch_size": 2, "m": 6, "c": 9, "b": 2, "s": 5, "t": 7}
-"""Values of symbolic sizes by name; others are 3."""
+from .bindings import value_of
 
 LARGE = {"float16": 30.0, "bfloat16": 300.0, "float32": 300.0}
 """What makes scores so large that clamps and the numbers of masks are among them."""
@@ -55,8 +54,10 @@ class WholeFunction(Interpreter):
 
 def sizes_of(func: relax.Function) -> Sizes:
     """Return values of the symbolic sizes of a function."""
-    found = {v for p in func.params for v in variables(_dims(p.ty))}
-    return Sizes({v: SIZES.get(v.name, 3) for v in found})
+    bindings = [b for block in func.body.blocks for b in block.bindings]
+    named = [*func.params, *(b for b in bindings if isinstance(b, relax.MatchCast))]
+    found = {v for each in named for v in variables(_dims(each.ty))}
+    return Sizes({v: value_of(v) for v in found})
 
 
 def _dims(ty: ir.Type) -> list[Any]:
@@ -64,7 +65,7 @@ def _dims(ty: ir.Type) -> list[Any]:
         return [d for part in ty.fields for d in _dims(part)]
     if isinstance(ty, relax.TensorType):
         return list(ty.shape.values)
-    return list(ty.values) if isinstance(ty, relax.ShapeType) else []
+    return list(ty.values or ()) if isinstance(ty, relax.ShapeType) else []
 
 
 def arguments(func: relax.Function, sizes: Sizes, seed: int) -> list[Any]:
@@ -74,7 +75,12 @@ def arguments(func: relax.Function, sizes: Sizes, seed: int) -> list[Any]:
     """
     rng = np.random.default_rng(seed)
     blind, large = seed % 3 == 1, seed % 4 == 1
-    return [_argument(rng, p.ty, sizes, blind, large) for p in func.params]
+    return [
+        tuple(map(int, p.name.split("_")[1:-1]))  # "are_5_3_0": sizes of no names of their own
+        if isinstance(p.ty, relax.ShapeType) and p.ty.values is None
+        else _argument(rng, p.ty, sizes, blind, large)
+        for p in func.params
+    ]
 
 
 def _argument(rng: np.random.Generator, ty: ir.Type, sizes: Sizes, blind: bool, large: bool) -> Any:

@@ -39,8 +39,12 @@ def written(w: Writer) -> list[relax.Var]:
     rank = w.pick(2, 3, 3, 3, 4)
     leading = [w.symbol(n) if w.chance(40) else w.pick(*LENGTHS) for n in ("b", "s", "u")]
     x = w.param([*leading[: rank - 1], w.pick(*WIDTHS)])
-    if what < 0.3:
+    if w.chance(15):
+        x = w.sized(x)
+    if what < 0.27:
         return tangle(w, x)
+    if what < 0.3:
+        return [joined(w, x)]
     if w.chance(25):
         x = w.either(op.add, x, w.param(w.shape(x)))
     for _ in range(w.pick(1, 1, 1, 2)):
@@ -67,6 +71,28 @@ def added(w: Writer, y: relax.Var, x: relax.Var) -> relax.Var:
     """Add the stream to what a block made of it, if it has the same type."""
     same = str(w.shape(x)) == str(w.shape(y)) and dtype_of(x) == dtype_of(y)
     return residual(w, y, x) if same else y
+
+
+def joined(w: Writer, x: relax.Var) -> relax.Var:
+    """Append pairs, of projections or of parts of one tensor, and one tensor of all of them."""
+    pairs, parts = [], []
+    width = w.pick(2, 4, 6)
+    for _ in range(w.pick(2, 3, 5, 8, 12)):
+        a = x if w.chance(30) else w.param(w.shape(x))
+        if w.chance(60):
+            pair = [project(w, a, width) for _ in range(2)]
+        else:
+            both = w.emit(op.split(project(w, a, 2 * width), 2, -1))
+            pair = [w.emit(relax.TupleGetItem(both, n)) for n in range(2)]
+        pair[1] = w(op.negative, pair[1]) if w.chance(60) else pair[1]
+        pairs.append(w.emit(op.concat(pair, -1)))
+        parts += pair
+    if w.chance(50):
+        return w(op.multiply, *[w.emit(op.concat(w.pick(pairs, parts), -1))] * 2)
+    made = pairs[0]
+    for pair in pairs[1:]:
+        made = w.emit(op.concat([made, pair], -1))
+    return activation(w, made)
 
 
 def tangle(w: Writer, x: relax.Var) -> list[relax.Var]:

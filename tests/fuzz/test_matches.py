@@ -13,7 +13,7 @@ from relax_fusion.passes import PATTERNS, attention
 from . import campaign, functions, kernels, matches
 from .bindings import Function
 
-GRAPHS, KERNELS = range(90), (0, 1, 2, 4, 9, 11, 12, 14)
+GRAPHS, KERNELS = range(140, 230), (0, 1, 2, 4, 9, 11, 12, 14)
 """Seeds; of kernels, some of every kind of workload that compile within a second."""
 SEVERAL = (Reason.SHAPE, Reason.ATTRIBUTE, Reason.LAYOUT, Reason.AXIS)
 

@@ -131,3 +131,14 @@ def test_what_no_pass_of_ours_takes() -> None:
     machine = compiled(mod, chains, disable=tuple(PATTERNS))
     for chain in chains:
         assert_numbers(machine, mod, chain)
+
+
+def test_biases_of_no_queries_are_not_made() -> None:
+    """A bias that is computed of two tensors was reshaped before anything counted queries."""
+    body = "b = R.multiply(c, a); s = R.add(R.matmul(q, R.permute_dims(k, [0, 1, 3, 2])), b)\n"
+    inputs = "q[1,4,0,8] k[1,4,5,8] v[1,4,5,8] a[4,1,1] c[0,5]"
+    chain = Chain("main", inputs, body + "y = R.matmul(R.nn.softmax(s), v)", "y")
+    decisions: list = []
+    options = FuseOptions(target=host_target(), decisions=decisions, always_fuse=True)
+    PATTERNS["FuseAttentionChain"](options)(module([chain]))
+    assert [d.decline.detail for d in decisions] == ["there are no queries"]

@@ -16,11 +16,12 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 from tvm.relax import op
+from tvm_ffi import structural_equal
 
 from relax_fusion.matching.shapes import dtype_of, same_shape
 from relax_fusion.workload.reference import numpy_dtype
 
-from .bindings import Bindings, Function
+from .bindings import Bindings, Function, value_of
 
 LENGTHS = (1, 1, 2, 3, 5, 8, 17, 0)
 """Static lengths of sequences and batches."""
@@ -71,8 +72,11 @@ class Writer:
     # --- leaves ------------------------------------------------------------------------------
 
     def param(self, shape: Sequence[Dim], dtype: str | None = None) -> relax.Var:
-        """Add a parameter."""
+        """Add a parameter, or rarely take one of the same type, which is an operand then twice."""
         ty = relax.TensorType(list(shape), dtype or self.dtype, vdevice=self.device)
+        same = [p for p in self.params if structural_equal(p.ty, ty)]
+        if same and self.chance(self.accidents):
+            return self.pick(*same)
         self.params.append(relax.Var(f"p{len(self.params)}", ty))
         return self.params[-1]
 
@@ -148,7 +152,7 @@ class Writer:
         whats = (
             *(self._alias, self._result, self._reader, self._pair, self._cast, self._match_cast),
             *(self._reshaped, self._expanded, self._permuted, self._split, self._sliced),
-            *(self._broadcast, self._overwritten, self._overwritten_before),
+            *(self._broadcast, self._overwritten, self._overwritten_before, self.sized),
         )
         try:
             found: relax.Var = self.pick(*whats)(x)
@@ -181,6 +185,24 @@ class Writer:
         var = relax.Var(f"v{len(self.bindings)}", x.ty)
         self.bindings.append((var, x, True))
         return var
+
+    def sized(self, x: relax.Var) -> relax.Var:
+        """Reshape to sizes that a match_cast binds, which nothing reads; maybe long before."""
+        shape = self.shape(x)
+        if _has_zero(shape) or not all(isinstance(d, int | tirx.Var) for d in shape):
+            return x
+        values = [value_of(d) for d in shape]
+        sizes = [self.symbol(f"is{value_of(d)}") if self.chance(60) else d for d in shape]
+        name = "_".join(map(str, values))
+        known = relax.Var(f"are_{name}_{len(self.params)}", relax.ShapeType(ndim=len(values)))
+        self.params.append(known)
+        bound = relax.Var(f"v{len(self.bindings)}", relax.ShapeType(sizes))
+        place = self.pick(0, len(self.bindings), self.rng.randint(0, len(self.bindings)))
+        self.bindings.insert(place, (bound, known, True))
+        made = self.emit(op.reshape(x, sizes))
+        if self.chance(50):
+            made = self.emit(op.negative(self.emit(op.negative(made))))
+        return self.emit(op.reshape(made, shape)) if self.chance(80) else made
 
     def _reshaped(self, x: relax.Var) -> relax.Var:
         shape = self.shape(x)

@@ -558,6 +558,14 @@ DECLINES = [
         "an operand is float16, the chain float32",
     ),
     (
+        "rounded_in_front_of_the_matmul",
+        "x[6,32] g[32] W[32,48]:float16",
+        H + 'half = R.astype(h, "float16"); y = R.matmul(half, W)',
+        "y",
+        Reason.DTYPE,
+        "a norm of float32 rows, rounded to float16 for a matmul",
+    ),
+    (
         "results_of_two_dtypes",
         "x[6,32] g[32] Wa[32,48] Wb[32,48]",
         H + 'y = R.matmul(h, Wa); m = R.matmul(h, Wb); z = R.astype(m, "float16")',

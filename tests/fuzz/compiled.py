@@ -1,0 +1,145 @@
+"""Random functions compiled by the whole pipeline, and by TVM's, and run: on this processor."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from relax_fusion.equivalence.operators import Misfit, Uninterpreted
+from relax_fusion.pipeline import relax_fusion_pipeline
+from relax_fusion.workload.reference import numpy_dtype
+
+from ..support.buffers import unaligned
+from ..support.quick import quick_host, quickly
+from . import evaluation
+from .bindings import Function, writes
+from .functions import draw
+
+TIMES, STEPS = 4.0, 64.0
+"""An error may be so many times TVM's, and so many units in the last place of the largest number:
+what both round differs in order, and each value of a chain is rounded."""
+
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@dataclass
+class Findings:
+    """What was seen: how many functions were drawn, compared, left out, and what went wrong."""
+
+    functions: int = 0
+    compared: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+class Different(Exception):
+    """Raised where results are not those of TVM's pipeline."""
+
+
+def explore(seeds: Sequence[int]) -> Findings:
+    """Draw, compile and run the functions of some seeds."""
+    found = Findings()
+    warnings.filterwarnings("error", "relax_fusion:", RuntimeWarning)
+    for seed in seeds:
+        found.functions += 1
+        try:
+            why = check(draw(seed), seed)
+        except Exception as err:
+            line = (str(err).strip().splitlines() or [""])[0]
+            found.failures.append(f"seed {seed}: {type(err).__name__}: {line[:300]}")
+            continue
+        if why:
+            found.skipped[why] += 1
+        else:
+            found.compared += 1
+    return found
+
+
+def check(function: Function, seed: int) -> str:
+    """Compile and run a function by both pipelines; return why it was not compared, or nothing.
+
+    Raises
+    ------
+    Exception
+        If it does not compile with our pipeline, or its results differ.
+    """
+    if any(writes(value) for _, value, _ in function.bindings):
+        return "overwrites"  # TVM's own pipeline takes these for pure
+    mod = function.module()
+    if mod.global_infos.get("vdevice"):
+        return "virtual devices"
+    mod = relax.transform.DeadCodeElimination()(mod)
+    target, rng = quick_host(), Random(seed)
+    try:
+        theirs = quickly(mod, "default")
+    except Exception:
+        return "TVM does not compile it"
+    options = {"always_fuse": rng.random() < 0.7, "validate": False}
+    ours = quickly(mod, relax_fusion_pipeline(target, **options))
+    func = mod["main"]
+    sizes = evaluation.sizes_of(func)
+    args = evaluation.arguments(func, sizes, seed)
+    try:
+        wanted, _ = evaluation.run(func, sizes, args, mod=mod)
+    except (Misfit, Uninterpreted, ValueError, IndexError, ZeroDivisionError):
+        wanted = None
+    types = [p.ty for p in func.params]
+    try:
+        reference = _run(theirs, args, types, None)
+    except Exception:
+        return "TVM does not run it"
+    made = _run(ours, args, types, rng)
+    _compare(made, reference, wanted)
+    return ""
+
+
+def _run(
+    executable: Any, args: Sequence[Any], types: Sequence[Any], rng: Random | None
+) -> list[np.ndarray]:
+    """Run ``main``; with `rng`, arrays begin at any element."""
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    result = vm["main"](*(_given(a, t, rng) for a, t in zip(args, types, strict=True)))
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [r.numpy() for r in results]
+
+
+def _given(value: Any, ty: Any, rng: Random | None) -> Any:
+    if isinstance(ty, relax.ShapeType):
+        return tvm.runtime.ShapeTuple(list(value))
+    if isinstance(value, tuple):
+        return tuple(_given(v, t, rng) for v, t in zip(value, ty.fields, strict=True))
+    array = np.asarray(value).astype(numpy_dtype(str(ty.dtype)))
+    if rng is None:
+        return tvm.runtime.tensor(array)
+    return unaligned(array, rng.choice((0, 1, 2, 3, 8, 15)) * array.itemsize)
+
+
+def _compare(
+    made: Sequence[np.ndarray], theirs: Sequence[np.ndarray], wanted: Sequence[Any] | None
+) -> None:
+    """Raise where results are further from the truth than TVM's and rounding explain."""
+    for number, (a, b) in enumerate(zip(made, theirs, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise Different(f"result {number}: {a.dtype}{a.shape}, not {b.dtype}{b.shape}")
+        epsilon = EPSILON.get(str(a.dtype))
+        if epsilon is None:
+            if not np.array_equal(a, b):
+                raise Different(f"result {number} differs")
+            continue
+        ours, other = a.astype("float64"), b.astype("float64")
+        true = other if wanted is None else np.asarray(wanted[number], "float64")
+        known = np.isfinite(true) & np.isfinite(other)
+        scale = np.max(np.abs(true[known]), initial=0.0)
+        allowed = TIMES * np.max(np.abs(other - true)[known], initial=0.0) + STEPS * epsilon * scale
+        off = np.abs(ours - true)[known]
+        worst = np.max(np.where(np.isnan(off), np.inf, off), initial=0.0)
+        if not worst <= allowed + 1e-30:
+            raise Different(f"result {number} is off by {worst:.3g}, {allowed:.3g} allowed")

@@ -1,0 +1,25 @@
+"""A small campaign of functions that are compiled and run, and what larger ones found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from . import compiled
+
+SEEDS = (500003, 500045)
+
+
+def test_a_small_campaign() -> None:
+    found = compiled.explore(SEEDS)
+    assert not found.failures
+    assert found.compared == len(SEEDS)
+
+
+def test_what_is_further_off_than_rounding_explains_is_found() -> None:
+    true = np.linspace(0, 1, 8, dtype="float32")
+    compiled._compare([true], [true], None)
+    with pytest.raises(compiled.Different, match=r"result 0 is off by 0.001"):
+        compiled._compare([true + np.float32(1e-3)], [true], None)
+    with pytest.raises(compiled.Different, match="off by inf"):
+        compiled._compare([np.full_like(true, np.nan)], [true], None)
