@@ -29,7 +29,7 @@ def add_workloads(commands: Commands) -> None:
         type=devices,
         metavar="DEVICE,...",
         help="predict the time of each function on these devices, and what limits it: names as for "
-        "--target, which is the first of them if it is not given; chains are chosen anew for each",
+        "--target, which is the first of them if it is not given; all price the chains of --target",
     )
     parser.add_argument(
         "--record",

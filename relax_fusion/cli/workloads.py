@@ -108,13 +108,13 @@ def _write(file: str, text: str, console: Console) -> None:
     write_page(text, file, console)
 
 
-def _model(args: argparse.Namespace, console: Console, target: Target | None = None) -> Model:
+def _model(args: argparse.Namespace, console: Console) -> Model:
     """Read a compiled directory, or fuse the chains of a model for a target."""
     if is_compiled(Path(args.source)):
         return _compiled(args)
-    source, wanted = open_source(args.source), target or args.target
+    source, wanted = open_source(args.source), args.target
     own = argparse.Namespace(**vars(args))
-    own.target, own.batch = wanted, None
+    own.batch = None
     if isinstance(source, ConfigSource) and args.batch is not None:
         one = args.batch.first == args.batch.last
         own.batch = args.batch.first if one else BATCHES[0]
@@ -161,22 +161,19 @@ def _compiled(args: argparse.Namespace) -> Model:
 def _devices(
     args: argparse.Namespace, console: Console, model: Model, traffic: Traffic | None
 ) -> list[DeviceCosts]:
-    """Predict the time of each function on each device that was asked for."""
-    found = []
+    """Predict the time of each function on each device that was asked for, with the same chains."""
+    found, work = [], model.report.work
     for target in args.on or ():
         device = device_of(target)
         name = str(target.attrs.get("model", target.kind.name))
-        anew = target != model.target and not is_compiled(Path(args.source))
-        there = _model(args, console, target) if anew else model
-        work = there.report.work
         backend = PipelineOptions(target, backend=args.backend).fuse.backend
         console.step(f"pricing {len(work)} chains and matmuls on {device.label}")
         costs = [
             function_cost(each.function, _of(work, each.function), values, device, backend)
-            for each in points_of(work, args, there.bounds, traffic)
+            for each in points_of(work, args, model.bounds, traffic)
             for values in each.values
         ]
-        found.append(DeviceCosts(name, device, there.dtype, tuple(costs)))
+        found.append(DeviceCosts(name, device, model.dtype, tuple(costs)))
     return found
 
 

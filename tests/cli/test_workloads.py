@@ -151,6 +151,13 @@ def test_tables_are_of_the_first_device_that_is_priced(config, capsys) -> None:
     assert record([config, "--seq", "16"], capsys)["dtype"] == "float32"
 
 
+def test_chains_are_looked_for_once(config, capsys) -> None:
+    assert main(["workloads", config, "--seq", "16", "--on", "h100,a100,llvm", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("looking for chains") == 1
+    assert len(json.loads(told.out)["devices"]) == 3
+
+
 def test_a_model_without_work(tmp_path: Path, capsys) -> None:
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
