@@ -35,6 +35,15 @@ def test_in_two_steps_and_in_one() -> None:
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.parametrize("target", ["llvm", "h200"])
+def test_both_report_the_same_of_what_was_fused(target: str) -> None:
+    made = Report(), Report()
+    relax_fusion.partition(module([CHAIN]), target, report=made[0])
+    relax_fusion.build(module([CHAIN]), target, report=made[1])
+    texts = [(r.to_json(), r.work_to_json(), r.leftovers, r.declined, r.device) for r in made]
+    assert texts[0] == texts[1] and made[0].decisions
+
+
 def test_again_is_the_same() -> None:
     parts, report = relax_fusion.partition(module([CHAIN]), "llvm"), Report()
     again = relax_fusion.partition(parts, "llvm", report=report)
