@@ -43,6 +43,10 @@ class MendImports:
         y = R.tile(x, [b, 1])                  # of axes of size 1; also repeat
             ->
         y = R.broadcast_to(x, [b, n])
+
+        y = R.nn.pad(x, [0, 0, 0, 0])          # by nothing, in any mode
+            ->
+        y = x
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -150,10 +154,16 @@ def _put(call: relax.Call, size: tirx.Expr) -> tuple[int, int, relax.Expr] | Non
     return (begin, end, part) if step == 1 and 0 <= begin < end else None
 
 
+def _padded(_: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Leave out a pad of nothing."""
+    return None if any(int(width) for width in call.attrs.pad_width) else call.args[0]
+
+
 IMPORTS: dict[str, Rule] = {
     "relax.equal": _compared,
     "relax.not_equal": _compared,
     "relax.slice_scatter": _scattered,
+    "relax.nn.pad": _padded,
     "relax.take": _take,
     "relax.tile": _repeated,
     "relax.repeat": _repeated,

@@ -139,3 +139,12 @@ def test_slices_that_cover_an_axis_lie_side_by_side(case: str) -> None:
         for n, size in ((0, 8), (100, 3), (200, 5))
     ]
     np.testing.assert_array_equal(run(after, *arrays), run(before, *arrays))
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_a_pad_of_nothing_goes(mode: str) -> None:
+    pads = [f"R.nn.pad(x, [0, 0, 0, {n}, 0, 0], '{mode}')".replace("'", '"') for n in (0, 1)]
+    after = MendImports()(module(X.replace("'s'", "4"), f"p = {pads[0]}\ny = R.negative(p)"))
+    assert operators(after) == ["negative"]
+    before = module(X.replace("'s'", "4"), f"p = {pads[1]}\ny = R.negative(p)")
+    assert MendImports()(before).same_as(before)
