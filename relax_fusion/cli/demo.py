@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from math import prod
 from typing import Any
 
-import tvm
 from tvm import relax
 
 from ..estimator import format_seconds
 from ..hardware.target import device_of, host_target, make_target
+from ..matching.modules import module_of
 from ..models import Config, ExportedModel, Generator, export, random_weights, zoo_config
 from ..models.threads import use_all_cores
 from ..models.zoo import CONFIGS
@@ -161,7 +161,7 @@ def _one_token(model: ExportedModel) -> ExportedModel:
     """Return a decoder without the function of a prompt, whose many sizes take many kernels."""
     functions = {g: f for g, f in model.mod.functions_items() if g.name_hint != "prefill"}
     names = tuple(name for name in model.functions if name != "prefill")
-    return replace(model, mod=tvm.IRModule(functions), functions=names)
+    return replace(model, mod=module_of(functions), functions=names)
 
 
 def _cross_compile(config: Config, console: Console) -> dict[str, Any]:

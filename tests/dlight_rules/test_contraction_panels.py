@@ -14,6 +14,7 @@ from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
 from relax_fusion.estimator.families.panels import PanelPlan
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
@@ -70,7 +71,8 @@ def assembly(work: Work, name: str) -> str:
     target = Target({"kind": "llvm", **options})
     table = PlanTable.single(panels(work, reg, lanes))
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
+    scheduled = ContractionRule().apply(func, target, False).mod["main"]
+    library = tvm.compile(tvm.IRModule({"main": with_vector_math(scheduled)}), target=target)
     return library.mod.inspect_source("asm")
 
 
