@@ -208,18 +208,15 @@ def _times(comparisons: list[Comparison]) -> str:
     head = ("model", "step", "relax_fusion", "TVM default", "speed-up")
     rows: list[tuple[str, ...]] = [(*head, *["torch", "speed-up"] * has_torch)]
     for c in comparisons:
-        runs = (c.fused, c.default, *[c.torch] * has_torch)
-        for step, (ours, *others) in (
-            (f"prefill, {PROMPT} tokens", [r and r.prefill for r in runs]),
-            ("decode, per token", [r and r.decode for r in runs]),
+        runs = [c.default, *([] if c.torch is None else [c.torch])]
+        for step, ours, theirs in (
+            (f"prefill, {PROMPT} tokens", c.fused.prefill, [run.prefill for run in runs]),
+            ("decode, per token", c.fused.decode, [run.decode for run in runs]),
         ):
-            assert ours is not None, "ours has run"
             row = [c.name, step, format_seconds(ours)]
-            for other in others:
-                row += (
-                    ["", ""] if other is None else [format_seconds(other), f"{other / ours:.1f}x"]
-                )
-            rows.append((*row,))
+            for seconds in theirs:
+                row += [format_seconds(seconds), f"{seconds / ours:.1f}x"]
+            rows.append((*row, *[""] * (len(rows[0]) - len(row))))
     note = (
         f"TVM's default pipeline ran one token, whose time is multiplied by {PROMPT} for a prompt."
     )
