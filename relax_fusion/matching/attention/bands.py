@@ -142,7 +142,7 @@ def sight_of(band: Band, q_len: PrimExpr | int, kv_len: PrimExpr | int) -> Sight
 
 def rows_see(sight: Sight, q_len: PrimExpr | int, kv_len: PrimExpr | int) -> bool:
     """Tell whether every query sees a key, if there are keys."""
-    if sight.causal == "none":
+    if sight == Sight():
         return True
     analyzer, zero = Analyzer(), integer(0)
     for size in tirx.analysis.undefined_vars(zero + q_len + kv_len):
