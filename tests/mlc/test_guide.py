@@ -89,7 +89,7 @@ def followed(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_block_runs(number: int, folder: Path) -> None:
     block = BLOCKS[number]
     if any(each in "\n".join(block.code) for each in LONG):
-        pytest.skip("it takes long, and is run by itself")
+        pytest.skip("needs hours (a survey), or is this suite itself: run the command by hand")
     done = followed(block, folder)
     assert done.returncode == 0, f"{PAGE.name}:{block.line}\n{done.stdout}\n{done.stderr}"
     commands = " ".join(block.code).split()
