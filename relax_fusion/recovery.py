@@ -205,5 +205,5 @@ def _named(failure: _Failure) -> Exception:
     if error.args and isinstance(error.args[0], str):
         error.args = (f"{error.args[0]}\n({told})", *error.args[1:])
     else:
-        error.add_note(told)
+        error.args = (*error.args, f"({told})")
     return error

@@ -13,7 +13,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 import relax_fusion
-from relax_fusion import Report, SchedulingError
+from relax_fusion import Report, SchedulingError, recovery
 from relax_fusion.dlight_rules import fused
 from relax_fusion.options import make_options
 from relax_fusion.passes import PATTERNS
@@ -187,3 +187,9 @@ def test_workloads_are_disabled_by_their_keys() -> None:
     options = make_options(quick_host(), {"disable": keys, "report": report, "always_fuse": True})
     relax_fusion.partition(module([CHAIN]), quick_host(), disable=options.disable, report=report)
     assert not {d.workload.key for d in report.fused} & {*keys}
+
+
+@pytest.mark.parametrize("error", [ValueError("why"), KeyError(3), OSError(2, "x"), Exception()])
+def test_any_error_names_its_pass(error: Exception) -> None:
+    named = recovery._named(recovery._Failure(error, "FuseTIR", ""))
+    assert named is error and "in FuseTIR, and without" in str(named.args)
