@@ -108,7 +108,7 @@ def test_results_are_right_while_measuring_and_behind_it() -> None:
     assert isinstance(choice, Choice)
     found = embedded(WORK, device_of(target), "triton", choice.plans)
     assert max(len(each.plans) for each in found) == 4
-    mod = with_candidates(module_of(WORK, choice.plans, 1), found)
+    mod = with_candidates(module_of(WORK, choice.plans, outputs=1), found)
     built = tvm.compile(EmbedTritonKernels()(EmitTritonKernels(target)(mod)), target)
     dev = tvm.cuda(0)
     main = relax.VirtualMachine(built, dev)["main"]

@@ -72,7 +72,9 @@ def test_numbers_of_the_kernel_in_cuda(case: Case) -> None:
     expected = arrays if isinstance(case, IntegerCase) else multiplied(arrays)
     for plan in kinds.values():
         table = PlanTable.single(plan)
-        executable = build_triton(case.work, table, len(case.out_shapes()), gpu_target())
+        executable = build_triton(
+            case.work, table, outputs=len(case.out_shapes()), target=gpu_target()
+        )
         case.check(expected, run_triton(executable, list(arrays.values())))
 
 

@@ -31,7 +31,9 @@ CACHE = replace(LARGE, q_heads=8, kv_heads=2, head_dim=64, v_dim=64, scale=0.125
 def built(work: Workload, table: PlanTable) -> tvm.runtime.Executable:
     """Compile a function of both back ends."""
     target = gpu_target()
-    mod = ScheduleKernels(target, [ContractionRule(), AttentionRule()])(module_of(work, table, 1))
+    mod = ScheduleKernels(target, [ContractionRule(), AttentionRule()])(
+        module_of(work, table, outputs=1)
+    )
     return tvm.compile(EmbedTritonKernels()(EmitTritonKernels(target)(mod)), target)
 
 

@@ -41,15 +41,16 @@ def _one(case: Case, plans: list[TilePlan]) -> TilePlan:
     return plans[sum(map(ord, case.name)) % len(plans)]
 
 
-def _check(case: Case, plans: PlanTable) -> None:
-    executable = build_triton(case.work, plans, 1, gpu_target())
-    _run(case, executable)
+def _check(case: Case, *tables: PlanTable) -> None:
+    executable = build_triton(case.work, *tables, outputs=1, target=gpu_target())
+    for i in range(len(tables)):
+        _run(case, executable, f"main{i}" if len(tables) > 1 else "main")
 
 
-def _run(case: Case, executable) -> None:
+def _run(case: Case, executable, function: str = "main") -> None:
     arrays = case.inputs()
     inputs = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
-    (got,) = run_triton(executable, inputs)
+    (got,) = run_triton(executable, inputs, function)
     case.check(arrays, got, stored=True)
 
 
@@ -64,8 +65,7 @@ def test_every_family_matches_reference(case: Case) -> None:
     families: dict[str, list[TilePlan]] = {}
     for (family, _), plans in _found(case.work, device_of(gpu_target())).items():
         families.setdefault(family, []).append(_one(case, plans))
-    for plans in families.values():
-        _check(case, PlanTable.single(_one(case, plans)))
+    _check(case, *(PlanTable.single(_one(case, plans)) for plans in families.values()))
 
 
 SHARES = 15  # of the candidates, for as many workers
@@ -91,7 +91,7 @@ def test_ranges_are_picked_at_run_time(prefix: bool) -> None:
     plans = [found[0] for found in _found(work, device_of(gpu_target())).values()]
     uppers = [1, 16, 64, 100, 200][: len(plans) - 1]
     table = PlanTable(tuple(zip([*uppers, None], plans, strict=True)))
-    executable = build_triton(work, table, 1, gpu_target())
+    executable = build_triton(work, table, outputs=1, target=gpu_target())
     sizes = [(1, 1, 1), (3, 1, 900), (1, 16, 16), (2, 17, 700), (1, 64, 333), (1, 150, 150)]
     for batch, q_len, kv_len in [*sizes, (2, 300, 555), (1, 1, 5000), (1, 4, 0)]:
         lengths = {"batch": batch, "q_len": q_len, "kv_len": kv_len}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -74,25 +74,25 @@ def _one_of_each(work: NormMatmul | GatedFFN) -> list[TilePlan]:
     return list(found.values())
 
 
-def _check(case: Case, plans: PlanTable) -> None:
-    arrays = case.inputs()
-    executable = build_triton(case.work, plans, len(case.out_shapes()), gpu_target())
-    case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)
+def _check_rows(work: NormMatmul | GatedFFN, cases: Mapping[PlanTable, Iterable[Case]]) -> None:
+    """Compile all tables of plans at once, which is faster, and run each with its cases."""
+    outputs = len(work.graph.outputs)
+    executable = build_triton(work, *cases, outputs=outputs, target=gpu_target())
+    for i, each in enumerate(cases.values()):
+        name = f"main{i}" if len(cases) > 1 else "main"
+        for case in each:
+            arrays = case.inputs()
+            case.check(arrays, run_triton(executable, list(arrays.values()), name), stored=True)
+
+
+def _with_rows(work: NormMatmul | GatedFFN, plans: PlanTable, *sizes: int) -> list[Case]:
+    return [Case(f"{plans.key} {rows} rows", work, rows) for rows in sizes]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_family_matches_reference(case: Case) -> None:
-    for plan in _one_of_each(case.work):
-        _check(case, PlanTable.single(plan))
-
-
-def _check_all(work: NormMatmul | GatedFFN, plans: PlanTable, sizes: Iterable[int]) -> None:
-    """Compile once, and run with several numbers of rows."""
-    executable = build_triton(work, plans, len(work.graph.outputs), gpu_target())
-    for rows in sizes:
-        case = Case(f"{plans.key} {rows} rows", work, rows)
-        arrays = case.inputs()
-        case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)
+    tables = map(PlanTable.single, _one_of_each(case.work))
+    _check_rows(case.work, {table: [case] for table in tables})
 
 
 SHARES = 8  # of the candidates, for as many workers
@@ -101,8 +101,11 @@ SHARES = 8  # of the candidates, for as many workers
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("work", LARGER_WORKS.values(), ids=LARGER_WORKS)
 def test_every_candidate_matches_reference(work: NormMatmul | GatedFFN, share: int) -> None:
+    cases = {}
     for plan in list(candidates(work, device_of(gpu_target()), "triton"))[share::SHARES]:
-        _check_all(work, PlanTable.single(plan), (1, 5) if plan.family == "gemv" else (3, 300))
+        table = PlanTable.single(plan)
+        cases[table] = _with_rows(work, table, *((1, 5) if plan.family == "gemv" else (3, 300)))
+    _check_rows(work, cases)
 
 
 @pytest.mark.parametrize("work", LARGER_WORKS.values(), ids=LARGER_WORKS)
@@ -110,4 +113,5 @@ def test_ranges_are_picked_at_run_time(work: NormMatmul | GatedFFN) -> None:
     plans = _one_of_each(work)
     uppers = [1, 16, 64, *range(100, 1000, 25)][: len(plans) - 1]
     table = PlanTable(tuple(zip([*uppers, None], plans, strict=True)))
-    _check_all(work, table, (1, 2, 16, 17, 64, 65, 100, 101, 257, 1000))
+    sizes = (1, 2, 16, 17, 64, 65, 100, 101, 257, 1000)
+    _check_rows(work, {table: _with_rows(work, table, *sizes)})

@@ -124,7 +124,7 @@ def test_no_thread_is_left_behind_an_error(begun: dict) -> None:
 def test_what_is_begun_ahead_is_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of a function that is not the first to launch anything."""
     monkeypatch.setattr(cuda_source, "find_nvrtc", lambda: NVRTC)
-    mod = module_of(matmul(), PlanTable.single(plan(16, 64)), 1)
+    mod = module_of(matmul(), PlanTable.single(plan(16, 64)), outputs=1)
     assert CompileAhead(H200)(mod).same_as(mod)  # no pipeline runs
     started: list[CUDASource] = []
     monkeypatch.setattr(SourceCompiler, "start", lambda _, sources: started.extend(sources))

@@ -278,7 +278,7 @@ class Gpu:
 @cache
 def _triton_on_gpu(work: Workload, plan: TilePlan) -> tvm.runtime.Executable:
     outputs = len(work.graph.outputs)
-    return build_triton(work, PlanTable.single(plan), outputs, gpu_target())
+    return build_triton(work, PlanTable.single(plan), outputs=outputs, target=gpu_target())
 
 
 @cache

@@ -19,11 +19,21 @@ from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from relax_fusion.workload import Workload
 
 
-def module_of(work: Workload, plans: PlanTable, outputs: int) -> ir.IRModule:
+def module_of(work: Workload, *tables: PlanTable, outputs: int) -> ir.IRModule:
     """Return a module whose main calls the PrimFunc of `work` with all of its parameters.
 
-    A number among them, such as the keys to read of a cache, is given to main as a shape.
+    A number among them, such as the keys to read of a cache, is given to main as a shape.  Where
+    there are several tables of plans, the functions main0, main1 ... call a PrimFunc for each.
     """
+    builder = relax.BlockBuilder()
+    for i, plans in enumerate(tables):
+        _add(builder, work, plans, outputs, str(i) if len(tables) > 1 else "")
+    return builder.get()
+
+
+def _add(
+    builder: relax.BlockBuilder, work: Workload, plans: PlanTable, outputs: int, number: str
+) -> None:
     func = build_prim_func(work, plans).without_attr("global_symbol")
     names: dict[ir.Var, ir.Var] = {}
 
@@ -39,14 +49,12 @@ def module_of(work: Workload, plans: PlanTable, outputs: int) -> ir.IRModule:
     count = len(types) - outputs
     params = [relax.Var(f"p{i}", ty) for i, ty in enumerate(types[:count])]
     args = [p.ty.values[0] if isinstance(p.ty, relax.ShapeType) else p for p in params]
-    builder = relax.BlockBuilder()
-    gvar = builder.add_func(func, "fused")
-    with builder.function("main", params):
+    gvar = builder.add_func(func, f"fused{number}")
+    with builder.function(f"main{number}", params):
         with builder.dataflow():
             call = relax.op.call_tir(gvar, relax.Tuple(args), types[count:])
             out = builder.emit_output(call)
         builder.emit_func_output(out)
-    return builder.get()
 
 
 def with_candidates(mod: ir.IRModule, found: Sequence[Embedded]) -> ir.IRModule:
@@ -56,19 +64,19 @@ def with_candidates(mod: ir.IRModule, found: Sequence[Embedded]) -> ir.IRModule:
 
 
 def build_triton(
-    work: Workload, plans: PlanTable, outputs: int, target: Target
+    work: Workload, *tables: PlanTable, outputs: int, target: Target
 ) -> tvm.runtime.Executable:
-    """Compile the kernels of `plans`."""
-    mod = EmitTritonKernels(target)(module_of(work, plans, outputs))
+    """Compile the kernels of all `tables`, side by side, as `module_of` names them."""
+    mod = EmitTritonKernels(target)(module_of(work, *tables, outputs=outputs))
     return tvm.compile(EmbedTritonKernels()(mod), target)
 
 
 def run_triton(
-    executable: tvm.runtime.Executable, arrays: Sequence[np.ndarray | int]
+    executable: tvm.runtime.Executable, arrays: Sequence[np.ndarray | int], function: str = "main"
 ) -> list[np.ndarray]:
-    """Run `main` on the GPU and return its results."""
+    """Run a function on the GPU and return its results."""
     dev = tvm.cuda(0)
-    out = relax.VirtualMachine(executable, dev)["main"](
+    out = relax.VirtualMachine(executable, dev)[function](
         *(tvm_ffi.Shape([a]) if isinstance(a, int) else tvm.runtime.tensor(a, dev) for a in arrays)
     )
     tensors = [out] if isinstance(out, tvm.runtime.Tensor) else list(out)

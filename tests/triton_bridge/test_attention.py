@@ -224,7 +224,7 @@ def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -
 @pytest.mark.usefixtures("not_compiled")
 def test_pointers_and_strides_are_aligned() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
-    mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
+    mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, outputs=1))
     *_, pointer = kernels(mod)["attention_pointer"]
     assert all(
         aligned
@@ -259,7 +259,7 @@ def test_pointers_into_a_merged_tensor_promise_what_they_can(
     heads = {"q_heads": 3, "kv_heads": 3, "head_dim": width, "v_dim": width}
     work = replace(SHORT, kv_len=512, **heads, **part)
     table = PlanTable.single(plan_of(work))
-    mod = EmitTritonKernels(make_target("h200"))(module_of(work, table, 1))
+    mod = EmitTritonKernels(make_target("h200"))(module_of(work, table, outputs=1))
     (kernel,) = (k for several in kernels(mod).values() for k in several)
     pointers = [a for p, a in zip(kernel.params, kernel.aligned, strict=True) if p[0] == "*"]
     assert pointers[:3] == expected and all(pointers[3:])
@@ -269,7 +269,9 @@ def test_pointers_into_a_merged_tensor_promise_what_they_can(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_pointers_into_a_tensor_are_bytes_from_its_begin_on(dtype: str) -> None:
     work = replace(SHORT, **MERGED, kv_len=512, dtype=dtype)
-    mod = EmitTritonKernels(make_target("h200"))(module_of(work, PlanTable.single(DECODE), 1))
+    mod = EmitTritonKernels(make_target("h200"))(
+        module_of(work, PlanTable.single(DECODE), outputs=1)
+    )
     text = mod.script()
     found = re.findall(r"T.handle_add_byte_offset\(\w+(?:\.data)?, (\d+)\)", text)
     assert {int(offset) for offset in found} == {32 * 64 * 2, 40 * 64 * 2}
@@ -279,7 +281,9 @@ def test_pointers_into_a_tensor_are_bytes_from_its_begin_on(dtype: str) -> None:
 @pytest.mark.usefixtures("not_compiled")
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
-    mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
+    mod = EmitTritonKernels(make_target("a100"))(
+        module_of(work, PlanTable.single(DECODE), outputs=1)
+    )
     assert launched(mod) == ["attention_pointer", "attention_pointer", "attention_combine"]
     assert {k.capability for several in kernels(mod).values() for k in several} == {80}
 

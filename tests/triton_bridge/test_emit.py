@@ -46,7 +46,7 @@ PERSISTENT = TilePlan(
 
 def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
     passes = MarkFixedArguments(H200), EmitTritonKernels(H200)
-    return tvm.transform.Sequential(passes)(module_of(work, plans, outputs))
+    return tvm.transform.Sequential(passes)(module_of(work, plans, outputs=outputs))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_launches_of_each_family(work, chosen: TilePlan, expected: list[str]) ->
 
 def test_calls_that_would_stay_are_refused() -> None:
     lower = [relax.transform.ToNonDataflow(), relax.transform.CallTIRRewrite()]
-    lowered = tvm.transform.Sequential(lower)(module_of(WORK, PlanTable.single(GEMV), 1))
+    lowered = tvm.transform.Sequential(lower)(module_of(WORK, PlanTable.single(GEMV), outputs=1))
     with pytest.raises(LoweringError, match=r"^main uses \w+, .*otherwise than by R.call_tir; run"):
         EmitTritonKernels(H200)(lowered)
 
@@ -141,7 +141,7 @@ def test_launches_of_many_rows_overlap_where_they_are_persistent() -> None:
 @pytest.mark.usefixtures("not_compiled")
 def test_nothing_overlaps_before_sm_90() -> None:
     table = PlanTable(((1, GEMV), (16, SPLIT), (None, replace(POINTER, block_m=64))))
-    mod = EmitTritonKernels(make_target("a100"))(module_of(WORK, table, 1))
+    mod = EmitTritonKernels(make_target("a100"))(module_of(WORK, table, outputs=1))
     found = overlapping(mod)
     assert set(found) == {"gemv", "row_norm", "matmul_pointer", "split_reduce"}
     assert set.union(*found.values()) == {False}
@@ -154,11 +154,11 @@ def early(mod: ir.IRModule, function: str) -> set[str]:
 
 def one_behind_another(chosen: TilePlan, computed: bool) -> ir.IRModule:
     """Return a module with a chain, and behind it a matmul of x by a parameter or a new tensor."""
-    mod = module_of(replace(WORK, rows=8), PlanTable.single(POINTER), 1)
+    mod = module_of(replace(WORK, rows=8), PlanTable.single(POINTER), outputs=1)
     plain = replace(WORK, rows=8, norm=None, outputs=(Projection(384, "nk"),))
     (other,) = [
         f
-        for _, f in module_of(plain, PlanTable.single(chosen), 1).functions_items()
+        for _, f in module_of(plain, PlanTable.single(chosen), outputs=1).functions_items()
         if isinstance(f, tirx.PrimFunc)
     ]
     builder = relax.BlockBuilder(mod)
@@ -211,7 +211,7 @@ def test_several_projections_share_one_norm_and_one_launch() -> None:
 
 def test_plans_for_tir_are_left_alone() -> None:
     tir = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
-    mod = module_of(WORK, PlanTable.single(tir), 1)
+    mod = module_of(WORK, PlanTable.single(tir), outputs=1)
     assert EmitTritonKernels(H200)(mod).same_as(mod)
 
 

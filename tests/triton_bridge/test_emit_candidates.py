@@ -36,7 +36,7 @@ TIR = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
 
 def emitted(found: Sequence[Embedded], table: PlanTable | None = None) -> ir.IRModule:
     plans = table or PlanTable.of([(each.box, each.plans[0]) for each in found])
-    return EmitTritonKernels(H200)(with_candidates(module_of(WORK, plans, 1), found))
+    return EmitTritonKernels(H200)(with_candidates(module_of(WORK, plans, outputs=1), found))
 
 
 RANGES = [Embedded(Box(16), (GEMV, SPLIT)), Embedded(Box(), (STREAM, POINTER, PERSISTENT))]

@@ -38,7 +38,9 @@ TABLE = PlanTable(((4, FEW), (16, TRITON), (64, WGMMA), (None, replace(TRITON, b
 
 def scheduled(work: Workload, table: PlanTable) -> ir.IRModule:
     """Return the module with the kernels of both back ends in place."""
-    mod = ScheduleKernels(H200, [ContractionRule(), AttentionRule()])(module_of(work, table, 1))
+    mod = ScheduleKernels(H200, [ContractionRule(), AttentionRule()])(
+        module_of(work, table, outputs=1)
+    )
     return EmitTritonKernels(H200)(mod)
 
 

@@ -83,7 +83,7 @@ def test_a_map_has_the_sizes_of_its_own_workspace() -> None:
 
 def taken(work: Workload, table: PlanTable, rows: int) -> list[int]:
     """Return the elements of the workspaces that a function of a workload takes, by its rows."""
-    mod = EmitTritonKernels(H200)(module_of(work, table, 1))
+    mod = EmitTritonKernels(H200)(module_of(work, table, outputs=1))
     (func,) = (f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
     spaces = [p for p in func.params if p.name.startswith("workspace")]
     sizes = [prod(p.ty.shape, start=tirx.IntImm("int64", 1)) for p in spaces]
