@@ -16,6 +16,7 @@ not reached.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 import time
@@ -25,6 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+if __name__ == "__main__":  # before TVM is imported: its CUDA fails in processes that are forked
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from benchmarks.arguments import at_least, minutes, results_file  # noqa: E402
 from benchmarks.recording import facts, markdown_table, results, write_results  # noqa: E402

@@ -144,9 +144,11 @@ def _written(w: Writer, qkv: QKV) -> relax.Var:
     else:
         k = w(op.permute_dims, w(op.permute_dims, k, [0, 2, 1, 3]), [0, 1, 3, 2])
     at, number = w.pick("scores", "scores", "query", "key", "none", "both"), dim**-0.5
-    q = w.times(q, math.sqrt(number)) if at == "both" else q
+    # Of 4 features, the root is the number of a gelu, which is read as more than its dtype holds
+    root = math.sqrt(number) if dim != 4 else number**0.25
+    q = w.times(q, root) if at == "both" else q
     q = w.times(q, number) if at == "query" else q
-    k = w.times(k, math.sqrt(number) if at == "both" else number) if at in ("key", "both") else k
+    k = w.times(k, number / root if at == "both" else number) if at in ("key", "both") else k
     flat = w.chance(15)
     b, n, s, _ = w.shape(q)
     t = w.shape(v)[2]

@@ -151,7 +151,7 @@ def is_far(func: relax.Function) -> bool:
 
     def look(expr: relax.Expr) -> None:
         if isinstance(expr, ir.GenericConst) and "float" in str(expr.ty.dtype):
-            found.append(bool(np.any(expr.value.numpy() <= FAR)))
+            found.append(bool(np.any(expr.value.numpy().astype(float) <= FAR)))
 
     relax.analysis.post_order_visit(func, look)
     return any(found)

@@ -225,6 +225,23 @@ def adapter(w: Writer, x: relax.Var) -> relax.Var:
     return w.either(op.add, y, other) if dtype_of(other) == dtype_of(y) else y
 
 
+def adapted(w: Writer, x: relax.Var) -> relax.Var:
+    """Add adapters to one or several projections, as peft writes them; project back."""
+    n, rank = w.pick(8, 16, 16, 24, 5), w.pick(8, 8, 16, 4)
+    joined: relax.Var | None = None
+    for _ in range(w.pick(1, 1, 2)):
+        y = bias(w, project(w, x, n), 30)
+        low = project(w, x, rank)
+        low = w.times(low, w.pick(0.5, 3.0)) if w.chance(20) else low
+        low = project(w, low, n)
+        low = w.times(low, w.pick(0.5, 2.0, 2.0, 3.0)) if w.chance(50) else low
+        y = w.either(op.add, y, low) if dtype_of(y) == dtype_of(low) else y
+        y = activation(w, y) if w.chance(25) else y
+        joined = y if joined is None or dtype_of(joined) != dtype_of(y) else w(op.add, joined, y)
+    assert joined is not None
+    return project(w, joined, w.shape(x)[-1])
+
+
 def batched(w: Writer, x: relax.Var) -> relax.Var:
     """Multiply matrices of a batch one after the other."""
     shape = w.shape(x)
@@ -288,4 +305,7 @@ def noise(w: Writer, x: relax.Var) -> relax.Var:
 
 
 Motif = Callable[[Writer, relax.Var], relax.Var]
-MOTIFS: tuple[Motif, ...] = (mlp, gated, gated, adapter, batched, several, linear, linear, noise)
+MOTIFS: tuple[Motif, ...] = (
+    *(mlp, gated, gated, adapter, batched, several, linear, linear, noise),
+    *(adapted, adapted, adapted),
+)
