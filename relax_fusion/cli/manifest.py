@@ -201,8 +201,10 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         text = read_file(file)
     except (FileNotFoundError, NotADirectoryError) as err:
+        what = f"has no {MANIFEST}" if directory.is_dir() else "is no directory"
         raise CliError(
-            f"{directory} has no {MANIFEST}; give a directory that `relax-fusion compile` made"
+            f"{directory} {what if directory.exists() else 'does not exist'}; give a directory "
+            "that `relax-fusion compile` made"
         ) from err
     try:
         found = json.loads(text).get("format")

@@ -20,6 +20,7 @@ from ..errors import ModelFileError
 from ..matching.pattern import is_call
 from ..transforms.modules import with_functions
 from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+from .onnx_refusals import fixing_sizes, refusal
 
 LARGEST_CONSTANT = 4096
 """Elements up to which a constant stays in the code: passes look into such ones."""
@@ -59,17 +60,19 @@ def read_onnx(path: Path) -> ImportedModel:
     try:
         model = onnx.load(path)
     except Exception as err:  # of protobuf and of onnx, with no common class
-        raise ModelFileError(
-            f"{path} cannot be read as ONNX ({reason(err)}); it is truncated, or another file"
-        ) from err
+        apart = isinstance(err, onnx.checker.ValidationError)  # of data in other files
+        why = "data that it keeps apart is missing" if apart else "it is truncated, or another file"
+        raise ModelFileError(f"{path} cannot be read as ONNX ({reason(err)}); {why}") from err
     if not model.graph.output:
         raise ModelFileError(f"{path} holds no ONNX graph with outputs; it is truncated, or empty")
+    remedy = fixing_sizes(model, path)  # by the names that the file has
     try:
         return _imported(model)
     except ModelFileError as err:
         raise ModelFileError(f"{path}: {err}") from err
     except Exception as err:  # whatever stands in the way of TVM's importer
-        raise ModelFileError(f"TVM's importer does not take {path}: {reason(err)}") from err
+        why = refusal(err, remedy)
+        raise ModelFileError(f"TVM's importer does not take {path}: {why}") from err
 
 
 def _imported(model: onnx.ModelProto) -> ImportedModel:
@@ -82,11 +85,21 @@ def _imported(model: onnx.ModelProto) -> ImportedModel:
                 "are imported"
             )
         model = inline_local_functions(model)
+    _check_opset(model)
     names = _named(model)
     mod = from_onnx(model)
     signature = signature_of(mod, names, [output.name for output in model.graph.output])
     mod, weights = _with_weights(with_clipped_indices(mod), _names(model))
     return ImportedModel(mod, signature, weights)
+
+
+def _check_opset(model: onnx.ModelProto) -> None:
+    """Refuse versions of operators that are not known, for which TVM takes others."""
+    newest = onnx.defs.onnx_opset_version()
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    if opset is None or not 1 <= opset <= newest:
+        told = "names no opset of ai.onnx" if opset is None else f"is of opset {opset}"
+        raise ModelFileError(f"it {told}; must be 1 to {newest}")
 
 
 def _inlined(

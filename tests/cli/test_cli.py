@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -335,6 +336,7 @@ def edit_manifest(**changes):
         (flip_library, "SHA-256 differs"),
         (lambda out: (out / "lib.so").unlink(), "lib.so is missing"),
         (lambda out: (out / "manifest.json").unlink(), "has no manifest.json"),
+        (shutil.rmtree, "does not exist; give a directory"),
         (edit_manifest(format=99), "format 99"),
         (edit_manifest(surprise=1), "there is no field 'surprise'"),
         (edit_manifest(versions={"tvm": "0.1.0", "relax_fusion": "0"}), "compiled with TVM 0.1.0"),
