@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch.utils._pytree import tree_leaves
 from transformers.models.auto import modeling_auto
 
 from relax_fusion.frontends import read_model
@@ -78,7 +79,11 @@ def exported(tag: str, folder: Path) -> tuple[Path, np.ndarray, np.ndarray]:
     fields |= {k: v[:1] for k, v in known.items() if isinstance(v, list) and len(v) == layers}
     small = config(**fields)
     torch.manual_seed(0)
-    model = getattr(transformers, auto).from_config(small, attn_implementation=attention)
+    make = getattr(transformers, auto).from_config
+    try:
+        model = make(small, attn_implementation=attention)
+    except ValueError:  # of models that have one way to attend
+        model = make(small)
     for weight in model.parameters():
         scale = weight[0].numel() ** -0.5 if weight.ndim > 1 else 0.1
         with torch.no_grad():
@@ -112,3 +117,13 @@ def inputs_of(path: Path) -> list[np.ndarray]:
         (rng.random(s) if "float" in t else rng.integers(0, 2, s)).astype(t)
         for s, t in zip(shapes, types, strict=True)
     ]
+
+
+def examples_of(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the example inputs of a ``.pt2`` file, and what PyTorch makes of them."""
+    program = torch.export.load(path)
+    assert program.example_inputs is not None, path
+    given, named = program.example_inputs
+    with torch.no_grad():
+        wanted = tree_leaves(program.module()(*given, **named))
+    return [a.numpy() for a in tree_leaves((given, named))], [a.numpy() for a in wanted]

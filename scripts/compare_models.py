@@ -2,11 +2,11 @@
 
     nice python scripts/compare_models.py [MODEL ...] [--out FILE] [--jobs 2]
 
-Models are ``.onnx`` files, and small ones of transformers with random weights, exported to ``.pt2``
-or ``.onnx`` with eager attention or PyTorch's own, static or dynamic shapes, float32 or float16: by
-default all of these.  A process for each compiles it for this machine by both and compares results,
-with PyTorch's where it is its model.  FILE.json and FILE.md say what came of each; a second run
-adds to them.  Needs torch, transformers, onnx and onnxscript, and hours.
+Models are ``.onnx`` and ``.pt2`` files, and small ones of transformers with random weights,
+exported to either with eager attention or PyTorch's own, static or dynamic shapes, float32 or
+float16: by default all of these.  A process for each compiles it for this machine by both and
+compares results, with PyTorch's where it is its model.  FILE.json and FILE.md say what came of
+each; a second run adds to them.  Needs torch, transformers, onnx and onnxscript, and hours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import relax_fusion
 from relax_fusion.frontends import read_model
-from scripts._small_models import exported, inputs_of, models
+from scripts._small_models import examples_of, exported, inputs_of, models
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 SECONDS = 120
@@ -91,6 +91,8 @@ def compare(tag: str, say: Callable[..., None]) -> None:
         try:
             if tag.endswith(".onnx"):
                 path, inputs = Path(tag), inputs_of(Path(tag))
+            elif tag.endswith(".pt2"):
+                path, (inputs, reference) = Path(tag), examples_of(Path(tag))
             else:
                 path, given, wanted = exported(tag, Path(folder))
                 inputs, reference = [given], [wanted]
@@ -172,7 +174,7 @@ def main() -> None:
     torch.set_num_threads(1)
     file = args.out.with_suffix(".json")
     results = json.loads(file.read_text()) if file.exists() else {}
-    files = [name for name in args.models if name.endswith(".onnx")]
+    files = [name for name in args.models if name.endswith((".onnx", ".pt2"))]
     parts = [name for name in args.models if name not in files]
     tags = [t for t in models() if any(p in t for p in parts) or not args.models]
     left = [tag for tag in (*files, *tags) if tag not in results]

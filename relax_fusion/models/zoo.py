@@ -87,7 +87,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # and its kernels are those of the real model.
         "demo-llama": _LLAMA
         | {
-            "vocab_size": 8192,
+            "vocab_size": 1024,
             "hidden_size": 2048,
             "intermediate_size": 8192,
             "num_hidden_layers": 2,
