@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..matching.bounds import FAR
 from ..matching.constants import near
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
-from ..workload import Attention
+from ..workload import Attention, Workload
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of
 from ..workload.values import Const, Op, parts
@@ -33,8 +33,9 @@ TOLERANCE = 1e-9
 TOLERANCE_OF_LARGE = 1e-6
 """The same next to numbers of -6e4 that hide scores, and next to large scores."""
 
-_LARGEST, _LARGE = 2e5, {"float16": 2e3}
-"""What large scores are multiplied by, so that clamps and finite masks are among them."""
+_LARGEST, _LARGEST_PRODUCT = 2e5, {"float16": 6e4}
+"""What large scores are multiplied by, so that clamps and finite masks are among them, or how large
+their products are, which no dtype may overflow."""
 
 _LEAST, _MOST = 0.05, 8.0
 """Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
@@ -88,6 +89,28 @@ def as_meant(value: Array, dtype: str) -> Array:
     return next((np.array(n) for n in meant), value)
 
 
+def unseen(work: Workload, far: bool) -> Callable[[Array, Tensor], Array | None]:
+    """Return what tells of sums over the keys of an attention which are of queries that see none.
+
+    `far`: a number below `FAR` hides its key.  In a row that sees no key, those that it hides may
+    be left beside those of minus infinity, which may be others than in the graph.
+    """
+    is_mixed = (
+        far
+        and isinstance(work, Attention)
+        and ((work.mask_dims, work.window, work.causal) != (None, None, "none"))
+    )
+    low: Any = False
+
+    def told(made: Array, tensor: Tensor) -> Array | None:
+        nonlocal low
+        if tensor.name == "row_max" and is_mixed:
+            low = made <= FAR
+        return (made == 0) | low if tensor.name == "row_sum" else None
+
+    return told
+
+
 class Comparison:
     """Computes a region and the workload that is to replace it."""
 
@@ -130,9 +153,8 @@ class Comparison:
         values = make(self.region, run.sizes, run.kind, run.seed)
         if run.kind in ("ordinary", "large scores"):
             self._tune(values, run)
-        query = self.leaf_of.get("q")
-        if run.kind == "large scores" and query is not None:
-            values[query] = values[query] * _LARGE.get(dtype_of(query), _LARGEST)
+        if run.kind == "large scores":
+            self._enlarge(values, run)
         hook = self.coarse if run.coarse else None
         found = dict(values)
         region, sizes = self.region, run.sizes
@@ -175,19 +197,43 @@ class Comparison:
     def _tune(self, values: dict[relax.Var, Value], run: Run) -> None:
         """Scale operands until scores and sums are of unit size."""
         for _ in range(3):
-            found = dict(values)
-            try:
-                self.interpreter.run(
-                    self.region.bindings, found, run.sizes, None, self.region.exact
-                )
-                seen = self._sizes_of_sums(found, run)
-            except (GraphError, Misfit, ValueError, IndexError, ZeroDivisionError):
-                return
+            seen = self._sizes_of_sums(values, run)
             wrong = {n: s for n, s in seen.items() if not _LEAST <= s <= _MOST and s > 0}
             if not wrong:
                 return
             for name, size in wrong.items():
-                values[self.leaf_of[name]] = values[self.leaf_of[name]] / size
+                self._multiply(values, name, 1 / size)
+
+    def _multiply(self, values: dict[relax.Var, Value], name: str, factor: float) -> None:
+        """Multiply an operand until its sums are so many times as large."""
+        leaf = self.leaf_of[name]
+        twice = name == "q" and leaf.same_as(self.leaf_of.get("k"))
+        values[leaf] = values[leaf] * (factor**0.5 if twice else factor)
+
+    def _enlarge(self, values: dict[relax.Var, Value], run: Run) -> None:
+        """Multiply the queries, so that scores are large."""
+        largest = [0.0]
+
+        def noted(made: Array, tensor: Tensor) -> Array:
+            if tensor.name == "dot":
+                largest.append(float(np.max(np.abs(made), initial=0.0)))
+            return made
+
+        query = self.leaf_of.get("q")
+        if query is not None and self._observed(values, run, noted):
+            most = _LARGEST_PRODUCT.get(dtype_of(query))
+            factor = _LARGEST if most is None else most / (max(largest) or 1.0)
+            self._multiply(values, "q", factor)
+
+    def _observed(self, values: Mapping[relax.Var, Value], run: Run, hook: Rounding) -> bool:
+        """Show a hook what the workload computes; False if the sizes contradict each other."""
+        found = dict(values)
+        try:
+            self.interpreter.run(self.region.bindings, found, run.sizes, None, self.region.exact)
+            self._reference(found, run, hook)
+        except (GraphError, Misfit, ValueError, IndexError, ZeroDivisionError):
+            return False
+        return True
 
     def _sizes_of_sums(self, values: Mapping[relax.Var, Value], run: Run) -> dict[str, float]:
         """Return the root mean squares of scores and sums by the operand that they grow with."""
@@ -204,8 +250,7 @@ class Comparison:
                 found[name] = float(np.sqrt(np.mean(np.square(made))))
             return made
 
-        self._reference(values, run, noted)
-        return found
+        return found if self._observed(values, run, noted) else {}
 
     def _reference(
         self, values: Mapping[relax.Var, Value], run: Run, rounding: Rounding
@@ -231,31 +276,34 @@ class Comparison:
         Those are results of queries whose keys are all hidden, where the graph has NaN or numbers
         that count as minus infinity: NaN for a sum of no weights leads to them.  NaN in such a
         query is seen through a mask that is added, and not by a kernel, whose sums of values are
-        zero even where a sink has a weight.
+        zero even where a sink has a weight.  Where a number takes the place of each score of such a
+        query, a kernel that adds it has NaN, and the graph the mean of some values.
         """
-        nothing = {"row_sum"} | ({"acc"} if run.kind == "not a number" else set())
+        of_none = unseen(self.match.workload, self._is_far)
         empty: list[bool] = []
 
         def rounding(made: Array, tensor: Tensor) -> Array:
-            if self._attends and tensor.name in nothing:
-                empty.append(bool((made == 0).any()))
             return coarse(made) if run.coarse and tensor.rounds else made
 
         def marked(made: Array, tensor: Tensor) -> Array:
-            if self._attends and tensor.name in nothing:
-                made = np.where(made == 0, np.nan, made)
+            none = of_none(made, tensor)
+            if run.kind == "not a number" and tensor.name == "acc":
+                none = made == 0
+            if self._attends and none is not None:
+                empty.append(bool(none.any()))
+                made = np.where(none, np.nan, made)
             return rounding(made, tensor)
 
         wanted = self._replaced(values, run, rounding)
-        if not any(empty):
+        if not self._attends:
             return wanted, {}
         other = self._replaced(values, run, marked)
-        results = self.region.results
-        return wanted, {
-            v: np.isnan(other[v]) & ~np.isnan(wanted[v]) & (self._is_far | np.isnan(values[v]))
-            for v in results
-            if v in wanted
-        }
+        ignored = {}
+        for var in (v for v in self.region.results if v in wanted):
+            none = np.isnan(other[var]) & ~np.isnan(wanted[var]) if any(empty) else np.False_
+            none = none & (self._is_far | np.isnan(values[var]))
+            ignored[var] = none | (np.isnan(wanted[var]) & (run.kind == "not a number"))
+        return wanted, ignored
 
     def _replaced(
         self, values: Mapping[relax.Var, Value], run: Run, rounding: Rounding

@@ -10,8 +10,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from ..matching.effects import free_vars
-from ..matching.pattern import BlockView, Match
+from ..matching.effects import IN_PLACE, free_vars
+from ..matching.pattern import BlockView, Match, is_call
 from .sizes import constants, variables
 
 Bound = tuple[relax.Var, relax.Expr]
@@ -164,13 +164,27 @@ def _results(view: BlockView, match: Match) -> tuple[tuple[relax.Var, ...], list
         user = stack.pop()
         behind.append((user, view.defs[user]))
         onward = isinstance(view.defs[user], relax.Tuple) or view.call(user, *_WHOLE) is not None
-        if view.escapes(user) or (not onward and view.uses(user)):
+        if view.escapes(user) or (not onward and _is_read(view, user)):
             read.append(user)
         else:
             stack += view.uses(user)
-    read += [v for v in match.covers if v not in moved and set(view.uses(v)) - inside]
+    outside = {v: set(view.uses(v)) - inside for v in match.covers if v not in moved}
+    read += [v for v, users in outside.items() if any(_is_read(view, u, True) for u in users)]
     behind = list({v: (v, e) for v, e in behind}.values())
     return tuple(dict.fromkeys(read)), sorted(behind, key=lambda b: view.index[b[0]])
+
+
+def _is_read(view: BlockView, var: relax.Var, itself: bool = False) -> bool:
+    """Tell whether anything computed from a variable leaves the block, or is overwritten."""
+    stack, seen = [var] if itself else [*view.uses(var)], set()
+    while stack:
+        user = stack.pop()
+        if view.escapes(user) or is_call(view.defs[user], *IN_PLACE):
+            return True
+        if user not in seen:
+            seen.add(user)
+            stack += view.uses(user)
+    return False
 
 
 def _back(

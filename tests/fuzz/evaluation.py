@@ -9,7 +9,7 @@ import numpy as np
 from tvm import ir, relax
 
 from relax_fusion import Decision
-from relax_fusion.equivalence.comparison import as_meant
+from relax_fusion.equivalence.comparison import as_meant, unseen
 from relax_fusion.equivalence.interpreter import Interpreter, stored
 from relax_fusion.equivalence.operators import Array
 from relax_fusion.equivalence.region import is_size
@@ -160,10 +160,13 @@ def is_far(func: relax.Function) -> bool:
 def kernel(work: Workload, far: bool) -> Callable[..., Any]:
     """Return what the kernel of a workload computes; `far` as in `run`."""
 
-    def rounding(made: Array, tensor: Tensor) -> Array:
-        return np.where(made == 0, np.nan, made) if far and tensor.name == "row_sum" else made
-
     def compute(*args: Any) -> Any:
+        of_none = unseen(work, far)
+
+        def rounding(made: Array, tensor: Tensor) -> Array:
+            none = of_none(made, tensor) if far else None
+            return made if none is None else np.where(none, np.nan, made)
+
         given = zip((o.name for o in work.graph.inputs), args, strict=True)
         made = evaluate(work.graph, dict(given), rounding=rounding)
         results = [made[o.name] for o in work.graph.outputs]

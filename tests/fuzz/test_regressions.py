@@ -88,14 +88,54 @@ NO_KEYS = Chain(
 )
 
 
+DEAD = Chain(
+    "part_of_heads_that_leads_nowhere",
+    "x[1,5,24] w[24,8] c[1,5,1,8] d[1,5,1,8]",
+    "m = R.matmul(x, w); h = R.reshape(m, R.shape([1, 5, 1, 8]))\n"
+    "u = R.strided_slice(h, axes=[3], begin=[0], end=[2]); dead = R.expand_dims(u, axis=[0])\n"
+    "e = R.strided_slice(h, axes=[3], begin=[0], end=[8], strides=[2])\n"
+    "o = R.strided_slice(h, axes=[3], begin=[1], end=[8], strides=[2]); n = R.negative(o)\n"
+    "p = R.stack((n, e), axis=-1); r = R.reshape(p, R.shape([1, 5, 1, 8]))\n"
+    "y = R.add(R.multiply(h, c), R.multiply(r, d))",
+    "y",
+)
+ONE_TENSOR = Chain(
+    "queries_and_keys_of_one_tensor",
+    "x[3,5,24] v[3,5,2,4]",
+    "a = R.strided_slice(x, axes=[2], begin=[0], end=[8])\n"
+    "b = R.strided_slice(x, axes=[2], begin=[8], end=[16])\n"
+    "c = R.reshape(a, R.shape([3, 5, 2, 4])); d = R.reshape(b, R.shape([3, 5, 2, 4]))\n"
+    "q = R.permute_dims(c, axes=[0, 2, 1, 3]); k = R.permute_dims(d, axes=[0, 2, 3, 1])\n"
+    's = R.matmul(q, k); t = R.multiply(s, R.const(0.25, "float16"))\n'
+    'm = R.where(R.tril(R.ones([5, 5], "bool")), t, R.const(-65504.0, "float16"))\n'
+    "p = R.nn.softmax(m, axis=-1); y = R.matmul(p, R.permute_dims(v, axes=[0, 2, 1, 3]))",
+    "y",
+    dtype="float16",
+)
+MIXED = Chain(
+    "keys_hidden_by_minus_infinity_and_by_the_least_number",
+    "q[2,3,8,4] k[2,3,2,4] v[2,3,2,4] a[2,1,1,2]:bool h[8,2]:bool b[3,8,2]",
+    "s = R.matmul(q, R.permute_dims(k, axes=[0, 1, 3, 2]))\n"
+    'm = R.where(a, s, R.const(-1e999, "float32"))\n'
+    'n = R.where(h, R.const(-3.4e38, "float32"), m); c = R.add(n, b)\n'
+    "p = R.nn.softmax(c, axis=-1); y = R.matmul(p, v)",
+    "y",
+)
+
+
 def test_another_name_of_a_transposed_result() -> None:
     """What made the tensor was done again for its other name."""
     fused(ALIAS, ATTENTION)  # which is validated
 
 
-@pytest.mark.parametrize("chain", [PADDING, REPLACED], ids=lambda chain: chain.name)
+@pytest.mark.parametrize("chain", [PADDING, REPLACED, MIXED, ONE_TENSOR], ids=lambda c: c.name)
 def test_numbers_of_masks(chain: Chain) -> None:
     fused(chain, ATTENTION)  # which is validated
+
+
+def test_what_leads_nowhere_may_differ() -> None:
+    """A slice that only a dead reshape read was held against heads that a kernel rotates."""
+    fused(DEAD, "FuseMatmulEpilogue")
 
 
 def test_hidden_keys_and_a_sink() -> None:
