@@ -11,6 +11,7 @@ from tvm import ir, relax, te, tirx
 
 from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
+from ..matching.operations import KIND
 from ..matching.rotation import rotation_at
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
@@ -81,7 +82,9 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     layout = int(shape[-1]), half, cut is not None
     kernel = partial(norm_rotation, heads=layout, added=added)
     name = "rms_norm_rotation"
-    made = rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
+    made = rewriter.builder.call_te(
+        *(kernel, x, gamma, *angles), primfunc_name_hint=name, primfunc_attrs={KIND: "rope"}
+    )
     return made if cut is None else relax.op.reshape(rewriter.emit(made), shape)
 
 

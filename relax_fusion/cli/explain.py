@@ -149,14 +149,15 @@ def summary_text(report: Report, width: int | None) -> str:
     for name in dict.fromkeys(call["function"] for call in calls):
         own = [call for call in calls if call["function"] == name]
         for call in _ends(own) if width else own:
-            apart, fused, floor = call["unfused_s"], call["fused_s"], call["floor_s"]
+            apart, fused = call["unfused_s"], call["fused_s"]
+            floor, rest = call["floor_s"], call["rest_s"]
             known = apart is not None and fused
             rows.append(
                 (
                     name,
                     size_text(call["rows"]),
                     format_seconds(call["seconds"]),
-                    "?" if floor is None else format_seconds(floor + call["rest_s"]),
+                    "?" if floor is None or rest is None else format_seconds(floor + rest),
                     format_seconds(fused),
                     "?" if apart is None else format_seconds(apart),
                     f"{apart / fused:.2f}x" if known else "?",

@@ -28,6 +28,9 @@ OPERATORS: dict[str, Kind] = {
     **dict.fromkeys((f"relax.nn.{n}" for n in ("silu", "gelu", "gelu_tanh")), "activation"),
     **dict.fromkeys((f"relax.nn.{n}" for n in ("relu", "leakyrelu", "softplus")), "activation"),
     **dict.fromkeys((f"relax.{n}" for n in ("tanh", "sigmoid", "erf", "exp")), "activation"),
+    **dict.fromkeys((f"relax.nn.conv{n}d" for n in (1, 2, 3)), "convolution"),
+    **dict.fromkeys((f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3)), "convolution"),
+    "relax.topk": "routing",
 }
 """Operators that are such an operation by themselves."""
 
@@ -40,6 +43,15 @@ MOVES = {
 }
 """Operators that only move or cast elements."""
 
+LOOKUPS = tuple(f"relax.{n}" for n in ("take", "index_tensor", "gather_elements", "gather_nd"))
+"""Operators that move elements of what they look up in, unless that is a table that was given."""
+
+KIND = "relax_fusion.kind"
+"""The attribute of a PrimFunc of ours that tells which operation it is."""
+
+_STATISTICS = tuple(f"relax.{name}" for name in ("mean", "variance", "std", "sum"))
+_BOUNDS = tuple(f"relax.{name}" for name in ("add", "maximum", "clip", "multiply", "divide"))
+_ROOTS = ("relax.sqrt", "relax.rsqrt", "relax.power")
 _JOINS = ("relax.concat", "relax.stack")
 _MOST_STEPS = 16
 """How far a rotation's moves are followed."""
@@ -89,11 +101,13 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         kind = OPERATORS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
-        return Operation("matmul", (var,)) if _is_projection(view, var) else None
-    for kind, read in _WRITTEN_OUT:
+        kind = (view.mod[value.args[0]].attrs or {}).get(KIND)
+        kind = kind or ("matmul" if _is_projection(view, var) else None)
+        return Operation(kind, (var,)) if kind is not None else None
+    for kind, read, written_out in _READ:
         covers = read(view, var)
         if covers is not None:
-            return Operation(kind, (*(v for v in covers if v is not var), var), True)
+            return Operation(kind, (*(v for v in covers if v is not var), var), written_out)
     return None
 
 
@@ -105,29 +119,49 @@ def _is_projection(view: BlockView, var: relax.Var) -> bool:
 
 
 def _norm(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:
-    """Read ``x / sqrt(mean(..) + eps)``, over whatever axes."""
+    """Read a norm that passes know."""
     try:
         norm = normalisation(view, var)
     except Refused:
         return (var,)
-    if norm is not None:
-        return norm.covers
-    for _, factor in binary(view, var, "relax.multiply"):
-        root = view.call(factor, "relax.rsqrt", "relax.power")
-        if root is not None and _is_mean(view, root.args[0]):
+    return norm.covers if norm is not None else None
+
+
+def _other_norm(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:
+    """Read ``x / sqrt(mean(..) + eps)`` over whatever axes, and what it is scaled by.
+
+    The mean may be a sum or a variance, and what is below the line may be kept from 0 by a bound.
+    """
+    for data, factor in binary(view, var, "relax.multiply"):
+        if _root_of_statistic(view, factor) < 0:
             return (factor, var)
+        shape, inner = shape_of(factor), root_of(view, data)[0]
+        if shape is not None and len(shape) == 1 and view.only_user(inner) is not None:
+            covers = _other_norm(view, inner)
+            if covers is not None:
+                return (*covers, var)
     quotient = view.call(var, "relax.divide")
-    root = view.call(quotient.args[1], "relax.sqrt") if quotient is not None else None
-    return (var,) if root is not None and _is_mean(view, root.args[0]) else None
+    below = _root_of_statistic(view, quotient.args[1]) if quotient is not None else 0
+    return (var,) if below > 0 else None
 
 
-def _is_mean(view: BlockView, expr: relax.Expr) -> bool:
-    """Tell whether a value is ``mean(..) + eps`` or ``variance(..) + eps``."""
-    return any(
-        scalar(view, eps) is not None
-        and view.call(mean, "relax.mean", "relax.variance") is not None
-        for mean, eps in binary(view, expr, "relax.add")
-    )
+def _root_of_statistic(
+    view: BlockView, expr: relax.Expr, sign: int = 1, rooted: bool = False, steps: int = 0
+) -> int:
+    """Return 1 for a root of a mean, a variance or a sum, -1 for the inverse of one, else 0."""
+    call = view.call(root_of(view, expr)[0], *_STATISTICS, *_ROOTS, *_BOUNDS)
+    if call is None or steps > _MOST_STEPS:
+        return 0
+    if is_call(call, *_STATISTICS):
+        return sign if rooted or is_call(call, "relax.std") else 0
+    exponent = scalar(view, call.args[1]) if is_call(call, "relax.power") else 0.5
+    inverse = is_call(call, "relax.divide") and scalar(view, call.args[0]) is not None
+    if exponent not in (0.5, -0.5):
+        return 0
+    sign = -sign if inverse or exponent < 0 or is_call(call, "relax.rsqrt") else sign
+    rooted |= is_call(call, *_ROOTS)
+    inner = (_root_of_statistic(view, arg, sign, rooted, steps + 1) for arg in call.args)
+    return next((found for found in inner if found), 0)
 
 
 def _softmax(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:
@@ -152,8 +186,10 @@ def _rope(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:
     for plain, turned in binary(view, var, "relax.add"):
         for source, _ in binary(view, plain, "relax.multiply"):
             for moved, _ in binary(view, turned, "relax.multiply"):
-                if same_shape(shape_of(source), shape_of(moved)) and _turns(view, moved, source):
-                    return (plain, turned, var)
+                same = same_shape(shape_of(source), shape_of(moved))
+                between = _turns(view, moved, source) if same else None
+                if between is not None:
+                    return (plain, *between, turned, var)
     call = view.call(var, *_JOINS)
     if call is None or not isinstance(call.args[0], relax.Tuple):
         return None
@@ -161,15 +197,17 @@ def _rope(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:
     return (*parts, var) if any(_are_turned(view, a, b) for a in parts for b in parts) else None
 
 
-def _turns(view: BlockView, moved: relax.Expr, source: relax.Expr) -> bool:
-    """Tell whether `moved` is parts of `source` put together, some of them negated."""
-    root, stack, met = root_of(view, source)[0], [moved], set()
+def _turns(view: BlockView, moved: relax.Expr, source: relax.Expr) -> tuple[relax.Var, ...] | None:
+    """Return what makes `moved`: parts of `source` put together, some of them negated."""
+    root, stack, met, between = root_of(view, source)[0], [moved], set(), dict[relax.Var, None]()
     for _ in range(_MOST_STEPS):
         expr = root_of(view, stack.pop())[0] if stack else root
         if expr.same_as(root):
             met.add("source")
             continue
         call = view.call(expr, *_JOINS, "relax.negative", "relax.multiply")
+        if call is not None and isinstance(expr, relax.Var):
+            between[expr] = None
         if is_call(call, *_JOINS) and isinstance(call.args[0], relax.Tuple):
             met.add("joined")
             stack.extend(call.args[0].fields)
@@ -178,7 +216,7 @@ def _turns(view: BlockView, moved: relax.Expr, source: relax.Expr) -> bool:
             if is_call(call, "relax.negative") or -1.0 in factors:
                 met.add("negated")
             stack += [a for a, factor in zip(call.args, factors, strict=True) if factor is None]
-    return met == {"source", "joined", "negated"}
+    return tuple(between) if met == {"source", "joined", "negated"} else None
 
 
 def _are_turned(view: BlockView, first: relax.Expr, second: relax.Expr) -> bool:
@@ -215,9 +253,23 @@ def _activation(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None
     return found.covers if found is not None and "float" in dtype_of(var) else None
 
 
-_WRITTEN_OUT: tuple[
-    tuple[Kind, Callable[[BlockView, relax.Var], tuple[relax.Var, ...] | None]], ...
-] = (("norm", _norm), ("softmax", _softmax), ("rope", _rope), ("activation", _activation))
+_READ: tuple[
+    tuple[Kind, Callable[[BlockView, relax.Var], tuple[relax.Var, ...] | None], bool], ...
+] = (
+    ("norm", _norm, False),
+    ("norm", _other_norm, True),
+    ("softmax", _softmax, True),
+    ("rope", _rope, True),
+    ("activation", _activation, True),
+)
+"""What reads an operation of several bindings, and whether no pass does."""
+
+
+def _moves_one(view: BlockView, call: relax.Call) -> bool:
+    """Tell whether a move is of one tensor; of a lookup, one that the block computes."""
+    if is_call(call, *LOOKUPS):
+        return root_of(view, call.args[0])[0] in view.defs
+    return not isinstance(call.args[0], relax.Tuple)
 
 
 def root_of(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, list[str]]:
@@ -227,7 +279,7 @@ def root_of(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, list[str]]:
         value = view.definition(expr)
         if isinstance(value, relax.TupleGetItem):
             expr = value.tuple_value
-        elif is_call(value, *MOVES) and not isinstance(value.args[0], relax.Tuple):
+        elif is_call(value, *MOVES, *LOOKUPS) and _moves_one(view, value):
             steps.append(value.op.name.removeprefix("relax."))
             expr = value.args[0]
         else:

@@ -159,7 +159,10 @@ def _angles(
     axes, shape = moved.axes, moved.shape
     held = axes[-1]
     lanes = isinstance(held, tuple) and len(held) == 1 and held[0].step == 1
-    guard(lanes, Reason.AXIS, f"{moved.var.name} is rotated along axis {len(axes) - 1}, not a head")
+    detail = f"{moved.var.name} is rotated along axis {len(axes) - 1}, not a head"
+    if isinstance(held, tuple):
+        detail = f"{moved.var.name} has the features of a head in another order, or not all of them"
+    guard(lanes, Reason.AXIS, detail)
     last = shape[-1]
     even = isinstance(last, tirx.IntImm) and int(last) % 2 == 0
     guard(even, Reason.SHAPE, f"a head of {_text(last)} features has no halves")

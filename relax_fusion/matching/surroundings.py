@@ -9,7 +9,7 @@ from tvm import ir, relax
 
 from ..report.decision import Decision
 from ..workload import Attention
-from .operations import MOVES, Operation, operations, root_of
+from .operations import LOOKUPS, MOVES, Operation, operations, root_of
 from .pattern import BlockView, is_call
 from .shapes import same_shape, shape_of
 
@@ -92,7 +92,8 @@ class Surroundings:
             current, between = stack.pop()
             for user in self.view.uses(current):
                 value = self.view.defs[user]
-                if is_call(value, *MOVES):
+                looked_up = is_call(value, *LOOKUPS) and value.args[0].same_as(current)
+                if is_call(value, *MOVES) or looked_up:
                     stack.append((user, [*between, value.op.name.removeprefix("relax.")]))
                 elif isinstance(value, relax.Var | relax.TupleGetItem):
                     stack.append((user, between))
@@ -119,12 +120,17 @@ class Surroundings:
         value = self.view.definition(reader)
         operands: Sequence[relax.Expr] = ()
         if self.kinds.get(reader) == "matmul" and is_call(value, "relax.matmul"):
-            operands = value.args[:1]
+            operands = value.args[1:] if self.is_looked_up(value.args[0]) else value.args[:1]
         elif self.kernel(value):
             work = self.kernels[value.args[0].name_hint].workload
             plain = not isinstance(work, Attention) and getattr(work, "norm", None) is None
             operands = value.args[1].fields[:1] if plain else ()
         return any(root_of(self.view, expr)[0].same_as(var) for expr in operands)
+
+    def is_looked_up(self, expr: relax.Expr) -> bool:
+        """Tell whether a value is looked up in a table that was given, as experts' weights are."""
+        lookup = self.view.call(root_of(self.view, expr)[0], *LOOKUPS)
+        return lookup is not None and self.maker(lookup.args[0]) in GIVEN
 
     def kernel(self, value: relax.Expr | None) -> str:
         """Return the pass of ours whose kernel a value calls, "" if it does not."""

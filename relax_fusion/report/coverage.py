@@ -14,7 +14,9 @@ from ..workload.operators import ACTIVATIONS
 from ..workload.values import Op, parts
 from .decision import Decision
 
-Kind = Literal["matmul", "norm", "softmax", "attention", "rope", "activation"]
+Kind = Literal[
+    "matmul", "norm", "softmax", "attention", "rope", "activation", "convolution", "routing"
+]
 
 CHAINS = ("projection", "norm -> projection", "projection -> activation", "rope", "attention")
 """What `Coverage` counts.  A projection is a matmul with a weight.  The second is a norm that a
@@ -35,8 +37,8 @@ class Leftover:
     ----------
     function, where : str
         The Relax function, and the variable that the operation defines.
-    kind : {"matmul", "norm", "softmax", "attention", "rope", "activation"}
-        What it is; "attention" is the operator.
+    kind : Kind
+        What it is; "attention" is the operator, "routing" a choice of the largest, as of experts.
     reason : str
         Why it was left: the refusal of a pass, or what stands around it.
     chain : str
@@ -62,8 +64,8 @@ class Launches:
         Their names in the order of the calls.  Both branches of a condition are there, and what
         other functions of the module run when they are called is not.
     copies : tuple of (str, int)
-        Those that only move or cast elements, with the bytes that they read and write.  Lookups,
-        updates in place and views are none of them.
+        Those that only move or cast elements, with the bytes that they read and write.  Lookups of
+        a matrix's rows, as embeddings are, updates in place and views are none of them.
     symbols : tuple of (str, int)
         The values of symbolic sizes for which bytes were counted.
     """

@@ -180,7 +180,8 @@ class Report:
         ``seconds``, ``fused_s``, ``rest_s``
             All kernels, of which those of fused chains, and the least that the others take.  The
             others are counted once, at the `symbols` of `coverage_to_json`, whatever the rows are,
-            and without the operations of matmuls among them.
+            and without the operations of matmuls among them.  ``rest_s`` is null where they are not
+            known, as after `partition`; ``seconds`` are those of the fused chains alone then.
         ``unfused_s``, ``floor_s``
             What the fused chains would take apart, and the least that their kernels could take;
             null where it is not known.

@@ -72,24 +72,25 @@ def copied_width(func: ir.BaseFunc) -> int:
     """
     if not isinstance(func, tirx.PrimFunc):
         return 0
-    values = [store.value for store in found_in(func.body, tirx.BufferStore)]
-    if not values or not all(map(_only_moves, values)):
-        return 0
-    widths = [width_of(str(load.ty.dtype)) for value in values for load in loads_of(value)]
-    return max(widths, default=0)
+    widths = [_moved_width(store.value) for store in found_in(func.body, tirx.BufferStore)]
+    return 0 if None in widths else max((w for w in widths if w is not None), default=0)
 
 
-def _only_moves(value: tirx.Expr) -> bool:
-    """Tell whether a value is a load, a number, or a choice among such, or a cast of one."""
+def _moved_width(value: tirx.Expr) -> int | None:
+    """Return the bytes of what a value is loaded as, 0 for a number, None for what is computed.
+
+    It may be a choice, or a cast.  A row that is looked up in a matrix is none.
+    """
     if isinstance(value, tirx.Cast):
-        return _only_moves(value.value)
+        return _moved_width(value.value)
     if isinstance(value, ir.TensorLoad):
-        return not any(map(loads_of, value.indices))
+        looked_up = any(map(loads_of, value.indices))
+        return None if looked_up and len(value.indices) < 3 else width_of(str(value.ty.dtype))
     choice = _choice(value)
-    if choice is not None:
-        condition, *parts = choice
-        return not loads_of(condition) and all(map(_only_moves, parts))
-    return isinstance(value, tirx.IntImm | tirx.FloatImm)
+    if choice is not None and not loads_of(choice[0]):
+        parts = [_moved_width(part) for part in choice[1:]]
+        return None if None in parts else max(w for w in parts if w is not None)
+    return 0 if isinstance(value, tirx.IntImm | tirx.FloatImm) else None
 
 
 def _choice(value: tirx.Expr) -> list[tirx.Expr] | None:

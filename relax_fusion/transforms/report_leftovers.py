@@ -9,6 +9,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
+from ..matching.movements import Moved, Run, moves
 from ..matching.operations import OPERATORS, Operation, root_of
 from ..matching.pattern import BlockView, belongs_to_a_library, calls_in, is_call
 from ..matching.shapes import shape_of
@@ -24,6 +25,8 @@ _ASKED = {
     "attention": ("FuseAttentionChain",),
     "rope": ("FuseRMSNormMatmul", "FuseMatmulEpilogue"),
     "activation": ("FuseGatedFFN", "FuseMatmulEpilogue"),
+    "convolution": ("FuseMatmulEpilogue",),
+    "routing": (),
 }
 """The passes that look at an operation, whose refusal says most first."""
 
@@ -34,7 +37,7 @@ _OF_PROJECTIONS = ("relax.exp",)
 @tvm.transform.module_pass(opt_level=0, name="ReportLeftovers")
 @dataclass(frozen=True)
 class ReportLeftovers:
-    """Record each matmul, norm, softmax, rotation and activation that is left behind the patterns.
+    """Record the operations of transformers that are left behind the patterns, each by its kind.
 
     The module stays as it is.  What nothing reads is not recorded.
 
@@ -107,10 +110,13 @@ class _Looker:
             "attention": lambda _: ("the pass did not see it", "attention"),
             "rope": self._rope,
             "activation": self._activation,
+            "convolution": self._convolution,
+            "routing": self._routing,
         }
         for found in self.around.found:
             reason, chain = why[found.kind](found)
-            if not chain and is_call(self.view.defs[found.var], *_OF_PROJECTIONS):
+            part = is_call(self.view.defs[found.var], *_OF_PROJECTIONS)
+            if not reason or (part and not chain):
                 continue
             refusal = self._refusal(found)
             if in_branch:
@@ -150,8 +156,13 @@ class _Looker:
             return "an operand is a vector", ""
         if len(right) == 2:
             return "no pass took it for a projection", "projection"
-        made = self.around.maker(value.args[1])
-        sizes = "x".join(str(d.value if isinstance(d, tirx.IntImm) else d) for d in right)
+        for arg, shape in zip(value.args, (left, right), strict=True):
+            if self.around.is_looked_up(arg):
+                return (
+                    f"its weight is a batch of matrices, {_sizes(shape)}, looked up",
+                    "projection",
+                )
+        made, sizes = self.around.maker(value.args[1]), _sizes(right)
         if made in GIVEN:
             return f"its weight is a batch of matrices, {sizes}", "projection"
         return f"both operands are batches of matrices; the right one, {sizes}, is of {made}", ""
@@ -173,7 +184,11 @@ class _Looker:
         return f"its result is not multiplied by values: it is {readers}", ""
 
     def _rope(self, found: Operation) -> tuple[str, str]:
-        """Say what is turned: what both products of the sum are made of."""
+        """Say what is turned, what both products of the sum are made of, and why it was left."""
+        value = self.view.defs[found.var]
+        if is_call(value, "relax.call_tir"):
+            made = self.around.maker(value.args[1].fields[0])
+            return f"it and the norm of its heads are a kernel of what {made} made", "rope"
         ends = (
             self.view.call(v, "relax.add", "relax.subtract") for v in (found.var, *found.covers)
         )
@@ -184,9 +199,30 @@ class _Looker:
             return "it turns a parameter", "rope"
         turned = next((a for a in both if self.around.is_projection(a)), both[0])
         product = self.view.call(total.args[0], "relax.multiply") if total is not None else None
-        ways = [root_of(self.view, a) for a in product.args] if product is not None else []
-        steps = next((steps for root, steps in ways if root.same_as(turned)), [])
-        return f"it turns what {self.around.maker(turned)} made{_behind(steps)}", "rope"
+        ways = [(a, *root_of(self.view, a)) for a in product.args] if product is not None else []
+        of_it = ((a, steps) for a, root, steps in ways if root.same_as(turned))
+        source, steps = next(of_it, (None, list[str]()))
+        what = f"it turns what {self.around.maker(turned)} made{_behind(steps)}"
+        return what + self._why_not_turned(turned, source), "rope"
+
+    def _why_not_turned(self, made: relax.Expr, source: relax.Expr | None) -> str:
+        """Say why neither the kernel that `made` a tensor nor one of a norm rotates `source`."""
+        if self.around.kinds.get(made) == "norm":
+            off = "FuseNormRotation" in self.disabled
+            return f"; FuseNormRotation{IS_OFF if off else ' does not read the two as one'}"
+        if not self.around.is_projection(made):
+            return ", which is no projection"
+        if not self.around.kernel(self.view.definition(made)):
+            return ", which is in no kernel of ours"
+        if source is None:
+            return "; arithmetic stands between"
+        for var in (made, *self.view.uses(made)):
+            *rows, last = shape_of(var) or [None]
+            if isinstance(last, tirx.IntImm):
+                whole = Moved(var, (*range(len(rows)), (Run(int(last), 1),)))
+                if any(m.var.same_as(source) for m in moves(self.view, whole)):
+                    return "; its kernel has no such rotation"
+        return "; its kernel finds no heads behind these moves"
 
     def _activation(self, found: Operation) -> tuple[str, str]:
         value = self.view.defs[found.var]
@@ -198,8 +234,31 @@ class _Looker:
             return f"{name} of parameters or constants", ""
         projected = any(map(self.around.is_projection, sources))
         chain = "projection -> activation" if projected else ""
-        made = ", ".join(sorted(map(self.around.maker, sources)))
-        return f"{name} of what {made} made", chain
+        return f"{name} of what {self._makers(sources)} made", chain
+
+    def _convolution(self, found: Operation) -> tuple[str, str]:
+        value = self.view.defs[found.var]
+        weight, groups = shape_of(value.args[1]), int(value.attrs.groups)
+        sizes = "of unknown sizes" if weight is None else _sizes(weight)
+        return f"it is no matmul: {self.around.name(value)}, weights {sizes}, groups {groups}", ""
+
+    def _routing(self, found: Operation) -> tuple[str, str]:
+        """Say of what the largest are chosen; nothing where they are results, as of sampling."""
+        readers = self.around.readers(found.var)
+        sources = self.around.sources(self.view.defs[found.var].args[0])
+        if not sources or not readers:
+            return "", ""
+        return (
+            f"it chooses of what {self._makers(sources)} made, {self.around.read_by(readers)}",
+            "",
+        )
+
+    def _makers(self, sources: Sequence[relax.Expr]) -> str:
+        return ", ".join(sorted(set(map(self.around.maker, sources))))
+
+
+def _sizes(shape: Sequence[tirx.Expr]) -> str:
+    return "x".join(str(d.value if isinstance(d, tirx.IntImm) else d) for d in shape)
 
 
 def _asked(kind: str, chain: str) -> Sequence[str]:

@@ -58,6 +58,8 @@ def test_what_is_told_of_fused_kernels_alone_says_so() -> None:
     assert call["rest_s"] > 0 and call["share"] > call["floor_s"] / call["seconds"]
     told = "fused kernels: floor", "from “in fused kernels” on are about the fused kernels alone"
     assert all(text in report.to_html() for text in told)
+    before = Report(report.decisions, material=replace(report.material, after=[]))  # no kernels yet
+    assert {(c["rest_s"], c["seconds"] == c["fused_s"]) for c in calls_of(before)} == {(None, True)}
 
 
 def test_rotated_rows_of_several_sequences_have_a_floor() -> None:

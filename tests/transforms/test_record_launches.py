@@ -31,6 +31,7 @@ def lowered(body: str) -> tvm.IRModule:
         ("R.flip(x, axis=1)", 2),
         ("R.nn.pad(x, [0, 0, 1, 1])", 2),
         ("R.take(x, i, axis=1)", 0),
+        ("R.take(R.reshape(x, (n, 2, 4)), i, axis=0)", 2),
         ("R.negative(x)", 0),
         ("R.add(x, x)", 0),
         ("R.where(R.greater(x, x), x, x)", 0),

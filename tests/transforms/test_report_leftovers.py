@@ -32,6 +32,15 @@ def leftovers(mod: ir.IRModule, **kwargs) -> list[tuple[str, str, str, str]]:
     return [(x.kind, x.where, x.reason, x.chain) for x in report.leftovers]
 
 
+WRITTEN = "it is written out as no pass reads it; "
+EPS, SQUARES = 'R.const(1e-6, "float32")', "R.multiply(x, x), axis=[-1], keepdims=True"
+BOUNDED = (
+    f"R.maximum(R.sqrt(R.sum({SQUARES})), {EPS})",
+    f'R.power(R.add(R.sum({SQUARES}), {EPS}), R.const(0.5, "float32"))',
+    f"R.clip(R.sqrt(R.mean({SQUARES})), 1e-6, 1e6)",
+    f"R.sqrt(R.maximum(R.mean({SQUARES}), {EPS}))",
+    f"R.add(R.std(x, axis=[-1], keepdims=True), {EPS})",
+)
 CASES = {
     "a projection and its norm": (ROWS_AND, "h = R.nn.rms_norm(x, g, axes=[-1])\ny = h @ w", []),
     "a norm that a sum reads": (
@@ -107,6 +116,74 @@ CASES = {
         "y = x @ w",
         [("matmul", "y", "its weight is a batch of matrices, 8x64x32", "projection")],
     ),
+    "experts that are looked up": (
+        "x: R.Tensor((6, 64, 1), 'float32'), w: R.Tensor((8, 32, 64), 'float32'), "
+        "i: R.Tensor((6,), 'int64')",
+        "y = R.matmul(R.take(w, i, axis=0), x)",
+        [
+            (
+                *("matmul", "y", "its weight is a batch of matrices, 6x32x64, looked up"),
+                "projection",
+            )
+        ],
+    ),
+    "a choice of experts": (
+        ROWS_AND,
+        """p = x @ w
+        s = R.nn.softmax(p)
+        t = R.topk(s, k=2, ret_type="values")
+        y = R.multiply(t, t)""",
+        [
+            ("softmax", "s", "its result is not multiplied by values: it is read by routing", ""),
+            ("routing", "t", "it chooses of what nn.softmax made, read by multiply", ""),
+        ],
+    ),
+    "a choice that is a result": (ROWS, 'y = R.topk(R.exp(x), k=2, ret_type="values")', []),
+    "a norm in front of a roll": (
+        ROWS_AND,
+        """h = R.nn.rms_norm(x, g, axes=[-1])
+        i = R.arange(0, 4, 1, "int64")
+        y = R.take(h, i, axis=1) @ w""",
+        [
+            (
+                *("norm", "h"),
+                "the projection that reads it behind take, reshape is in a kernel of its own",
+                "norm -> projection",
+            )
+        ],
+    ),
+    **{
+        f"a norm whose root is bounded: {n}": (
+            ROWS_AND,
+            f"d = {below}\nh = R.divide(x, d)\nn = R.multiply(h, g)\ny = n @ w",
+            [
+                (
+                    *("norm", "n"),
+                    f"{WRITTEN}the projection that reads it behind reshape is in a kernel of its "
+                    "own",
+                    "norm -> projection",
+                )
+            ],
+        )
+        for n, below in enumerate(BOUNDED)
+    },
+    "a norm of float16 in float32": (
+        ROWS_AND.replace("float32", "float16"),
+        """d = R.add(R.astype(g, "float32"), R.const(1.0, "float32"))
+        h = R.nn.rms_norm(R.astype(x, "float32"), d, axes=[-1])
+        n = R.astype(h, "float16")
+        y = R.add(n, x)""",
+        [("norm", "n", "no projection multiplies it: it is read by add", "")],
+    ),
+    "heads that are normalised and rotated": (
+        HEADS + ", " + ANGLES + ", g: R.Tensor((32,), 'float32')",
+        """e = R.exp(q)
+        n = R.nn.rms_norm(e, g, axes=[-1])
+        h = R.split(n, 2, axis=-1)
+        m = R.concat((R.negative(h[1]), h[0]), axis=-1)
+        y = R.add(R.multiply(n, c), R.multiply(m, t))""",
+        [("rope", "y", "it and the norm of its heads are a kernel of what exp made", "rope")],
+    ),
     "two activations": (
         HEADS,
         "e = R.exp(R.permute_dims(k, axes=[0, 1, 3, 2]))\ny = q @ e",
@@ -143,7 +220,7 @@ CASES = {
         p = R.stack((R.negative(o), f), axis=-1)
         m = R.reshape(p, (b, 2, s, 32))
         y = R.add(R.multiply(e, c), R.multiply(m, t))""",
-        [("rope", "y", "it turns what exp made", "rope")],
+        [("rope", "y", "it turns what exp made, which is no projection", "rope")],
     ),
     "a rotation of halves": (
         HEADS + ", " + ANGLES.replace("32)", "16)"),
@@ -152,14 +229,17 @@ CASES = {
         l = R.subtract(R.multiply(h[0], c), R.multiply(h[1], t))
         r = R.add(R.multiply(h[1], c), R.multiply(h[0], t))
         y = R.concat((l, r), axis=-1)""",
-        [("rope", "y", "it turns what exp made behind split", "rope")],
+        [("rope", "y", "it turns what exp made behind split, which is no projection", "rope")],
     ),
     "no rotation": (HEADS, "m = R.concat((q, k), axis=-1)\ny = R.add(m, R.multiply(m, m))", []),
     "an activation of a convolution of each channel": (
         "x: R.Tensor((b, 8, 16), 'float32'), w: R.Tensor((8, 1, 3), 'float32'), "
         "a: R.Tensor((1, 8, 1), 'float32')",
         "h = R.add(R.nn.conv1d(x, w, groups=8), a)\ny = R.nn.gelu(h)",
-        [("activation", "y", "gelu of what nn.conv1d made", "")],
+        [
+            ("convolution", "lv", "it is no matmul: nn.conv1d, weights 8x1x3, groups 8", ""),
+            ("activation", "y", "gelu of what nn.conv1d made", ""),
+        ],
     ),
     "an activation that no kernel has": (
         ROWS_AND,
@@ -184,7 +264,13 @@ CASES = {
         h = R.split(q, 2, axis=-1)
         m = R.concat((R.negative(h[1]), h[0]), axis=-1)
         y = R.add(R.multiply(q, a[0]), R.multiply(m, a[1]))""",
-        [("rope", "y", "it turns what FuseMatmulEpilogue made", "rope")],
+        [
+            (
+                *("rope", "y"),
+                "it turns what FuseMatmulEpilogue made; arithmetic stands between",
+                "rope",
+            )
+        ],
     ),
     "what nothing reads": (ROWS_AND, "h = R.nn.rms_norm(x, g, axes=[-1])\ny = R.exp(x)", []),
 }

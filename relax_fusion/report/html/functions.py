@@ -52,6 +52,8 @@ def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, An
         declined = sum(d.function == name for d in report.declined)
         graph = graphs.get(name)
         others = other_kernels(graph, report)
+        each = [other["seconds"] for other in others]
+        rest = None if graph is None or None in each else float(sum(each))
         rows = _rows(own, _limit(name, graph, report))
         found.append(
             {
@@ -66,7 +68,7 @@ def functions_of(report: Report, kernels: Sequence[Kernel]) -> list[dict[str, An
                 "symbols": dict(runs.symbols) if runs is not None else {},
                 "chains": covered.chains if covered is not None else {},
                 "others": others,
-                "calls": [call_at(name, own, others, n) for n in rows],
+                "calls": [call_at(name, own, rest, n) for n in rows],
             }
         )
     return found
@@ -97,9 +99,12 @@ def _rows(kernels: Sequence[Kernel], limit: int | None) -> list[int]:
 
 
 def call_at(
-    function: str, kernels: Sequence[Kernel], others: Sequence[Mapping[str, Any]], rows: int
+    function: str, kernels: Sequence[Kernel], rest: float | None, rows: int
 ) -> dict[str, Any]:
-    """Return what one call costs at so many rows; kernels of fixed sizes have their own."""
+    """Return what one call costs at so many rows; kernels of fixed sizes have their own.
+
+    `rest` is the least that kernels take which no pass of ours made, None where nobody knows them.
+    """
     fused = moved = flops = 0.0
     unfused: float | None = 0.0
     floor: float | None = 0.0
@@ -122,13 +127,12 @@ def call_at(
             floor += n * point.floor.seconds
             moved, flops = moved + n * point.floor.bytes, flops + n * point.floor.flops
         parts.append({"id": kernel.id, "seconds": n * seconds, "count": n})
-    rest = sum(other["seconds"] or 0.0 for other in others)
     parts.sort(key=lambda p: -p["seconds"])
     return {
         "rows": rows,
         "fused_s": fused,
         "rest_s": rest,
-        "seconds": fused + rest,
+        "seconds": fused + (rest or 0.0),
         "unfused_s": unfused,
         "floor_s": floor or None,
         "share": floor / fused if fused and floor else None,

@@ -43,6 +43,9 @@ BY_KIND = {
     "R.nn.attention, with nothing else reading the scores.",
     "attention": "Use a form of R.nn.attention that the reason names.",
     "rope": "Rotate the result of a projection directly, with cosines and sines as operands.",
+    "convolution": "Use one group, or more than one channel in each, and a layout that begins with "
+    "the results, so that it is a matmul of patches.",
+    "routing": "Nothing: no kernel chooses the largest.",
     "activation": "Let the activation read the matmul's result directly, with at most a bias "
     "between.",
 }
