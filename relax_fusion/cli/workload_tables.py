@@ -68,6 +68,12 @@ def product_cells(item: Item, values: Sequence[Mapping[str, int]]) -> tuple[str,
     return tuple("; ".join(column) for column in columns)  # type: ignore[return-value]
 
 
+def product_text(item: Item, values: Sequence[Mapping[str, int]] = ()) -> str:
+    """Return the products of an item as ``64 x 256 x 64``, and how many of them there are."""
+    m, n, k, batch = product_cells(item, values)
+    return f"{m} x {n} x {k}" + (f", {batch} times" if batch != "1" else "")
+
+
 def _span(extent: Extent, values: Sequence[Mapping[str, int]]) -> str:
     if isinstance(extent, int) or not values:
         return str(extent)
@@ -101,7 +107,7 @@ def function_table(items: Sequence[Item], points: Points) -> str:
     names = ("calls", "what", "chain", "M", "N", "K", "batch", "dtype", "weights", "where")
     rows: list[tuple[str, ...]] = [(*names, "operations", "bytes")]
     for item in items:
-        where = "kernel" if item.status == "fused" else item.status
+        where = item.kernel if item.status == "fused" else item.status
         rows.append(
             (
                 *(str(item.count), item.kind, item.chain, *product_cells(item, shown)),
@@ -137,12 +143,14 @@ def total(items: Iterable[Item], values: Mapping[str, int]) -> tuple[float, floa
 
 def unfused_text(items: Sequence[Item]) -> str:
     """Return why items are in no kernel of ours, and what is not certain of their numbers."""
-    rows: list[tuple[str, ...]] = [("function", "what", "chain", "calls", "first", "because")]
+    rows: list[tuple[str, ...]] = [
+        ("function", "what", "chain", "size", "calls", "first", "because")
+    ]
     for item in items:
         if item.status != "fused":
             why = item.reason + (f" ({item.note})" if item.note else "")
-            cells = (item.function, item.kind, item.chain, str(item.count), item.where, why)
-            rows.append(cells)
+            what = (item.function, item.kind, item.chain, product_text(item))
+            rows.append((*what, str(item.count), item.where, why))
     return f"In no kernel of ours\n\n{table(rows)}" if len(rows) > 1 else ""
 
 
@@ -250,13 +258,14 @@ def _ends(function: str, found: Iterable[tuple[str, str]]) -> list[tuple[str, st
 
 def _bars(costs: Sequence[tuple[DeviceCosts, FunctionCost]]) -> str:
     longest = max(cost.seconds for _, cost in costs) or 1.0
-    rows: list[tuple[str, ...]] = [("device", "dtype", "time", "limit", "")]
+    rows: list[tuple[str, ...]] = [("device", "dtype", "sizes", "time", "limit", "")]
     for each, cost in costs:
         name = each.name + ("" if each.device.measured else " *")
         share = f"{cost.limit} {cost.shares[cost.limit]:.0%}" if cost.limit else ""
         told = format_seconds(cost.seconds) if cost.seconds else "?"
         unknown = f"  ({cost.unpriced} calls not priced)" if cost.unpriced else ""
-        rows.append((name, each.dtype, told, share, _bar(cost, longest) + unknown))
+        sizes = sizes_text(cost.values)
+        rows.append((name, each.dtype, sizes, told, share, _bar(cost, longest) + unknown))
     return table(rows)
 
 

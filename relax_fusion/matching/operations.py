@@ -101,9 +101,9 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         kind = OPERATORS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
-        kind = (view.mod[value.args[0]].attrs or {}).get(KIND)
-        kind = kind or ("matmul" if _is_projection(view, var) else None)
-        return Operation(kind, (var,)) if kind is not None else None
+        told: Kind | None = (view.mod[value.args[0]].attrs or {}).get(KIND)
+        made = told or ("matmul" if _is_projection(view, var) else None)
+        return Operation(made, (var,)) if made is not None else None
     for kind, read, written_out in _READ:
         covers = read(view, var)
         if covers is not None:

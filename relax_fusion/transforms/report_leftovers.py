@@ -188,7 +188,10 @@ class _Looker:
         value = self.view.defs[found.var]
         if is_call(value, "relax.call_tir"):
             made = self.around.maker(value.args[1].fields[0])
-            return f"it and the norm of its heads are a kernel of what {made} made", "rope"
+            return (
+                f"a kernel of its own computes it and the norm in front, of what {made} made",
+                "rope",
+            )
         ends = (
             self.view.call(v, "relax.add", "relax.subtract") for v in (found.var, *found.covers)
         )

@@ -106,7 +106,8 @@ def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
     assert "LlamaForCausalLM of transformers" in out and "eager, a growing cache" in out
     attention = next(k for k in found["kernels"]["decode"] if "attention" in k["kernel"])
     assert attention["launches"] == 1 and attention["predicted_s"] > 0 and attention["p50_s"] > 0
-    assert "each kernel by the host's clock" in out
+    assert "each kernel by the host's clock" in out and attention["size"].count(" x ") == 2
+    assert all(k["size"] for kernels in found["kernels"].values() for k in kernels)
     sums = [line.split()[-1] for line in out.splitlines() if "all with a prediction" in line]
     for ratio, step in zip(sums, ("prefill", "decode"), strict=True):
         both = [k for k in found["kernels"][step] if k["predicted_s"]]

@@ -113,7 +113,8 @@ def test_what_costs_most_and_is_not_fused() -> None:
     fused = replace(report.fused[0], decline=Decline(Reason.SHAPE, "it is taken"), pattern="FuseX")
     taken = page_data(Report([*report.fused, fused], material=report.material))
     assert taken["declines"] == [] and taken["counts"]["declined"] == 0  # another took it
-    others = {o["kernel"] for f in taken["functions"] for o in f["others"]}
+    others = {o["kernel"]: o["result"] for f in taken["functions"] for o in f["others"]}
+    assert others and all(re.fullmatch(r"\w+ \[.*\]", result) for result in others.values())
     assert taken["answers"]["not_fused"]["what"] in others
     assert page_data(Report())["answers"]["not_fused"] is None
 

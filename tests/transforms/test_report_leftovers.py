@@ -182,7 +182,14 @@ CASES = {
         h = R.split(n, 2, axis=-1)
         m = R.concat((R.negative(h[1]), h[0]), axis=-1)
         y = R.add(R.multiply(n, c), R.multiply(m, t))""",
-        [("rope", "y", "it and the norm of its heads are a kernel of what exp made", "rope")],
+        [
+            (
+                "rope",
+                "y",
+                "a kernel of its own computes it and the norm in front, of what exp made",
+                "rope",
+            )
+        ],
     ),
     "two activations": (
         HEADS,

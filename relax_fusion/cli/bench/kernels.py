@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import RelaxFusionError
@@ -15,6 +15,8 @@ from ...report.html.kernels import MISS
 from ...timing import KernelTime, kernel_times
 from ...transforms.cuda_graph import RUN_OR_CAPTURE
 from ..compilation import Compilation, read_compilation
+from ..workload_sizes import sizes_text
+from ..workload_tables import product_text
 from .contenders import Contender
 from .subject import Subject
 
@@ -37,12 +39,15 @@ class Measured:
         which is not in the time either.
     plan : str
         The tiles that serve the sizes.
+    size : str
+        The sizes of its matmuls, or those of the call.
     """
 
     time: KernelTime
     chain: str = ""
     predicted_s: float | None = None
     plan: str = ""
+    size: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -65,6 +70,7 @@ class Measured:
             **self.time.times.to_record(),
             "predicted_s": self.predicted_s,
             "plan": self.plan,
+            "size": self.size,
             "resolution_s": self.time.resolution,
             "is_miss": self.is_miss,
         }
@@ -98,21 +104,24 @@ def _call(subject: Subject, contender: Contender, step: str) -> Callable[[], Any
 
 
 def _beside(subject: Subject, found: Compilation, step: str, time: KernelTime) -> Measured:
+    sizes = subject.calls()[step]
+    own = Measured(time, size=sizes_text(sizes))
     if time.name == RUN_OR_CAPTURE:
-        return Measured(time, "kernels that are replayed as a CUDA graph")
+        return replace(own, chain="kernels that are replayed as a CUDA graph")
     items = [i for i in found.items if i.kernel == time.name and i.function == step]
     decisions = [d for d in found.record["decisions"] if d["kernel"] == time.name]
     if not items or not decisions or items[0].work is None:
-        return Measured(time)
-    item, sizes = items[0], subject.calls()[step]
+        return own
+    item = items[0]
+    own = replace(own, chain=item.chain, size=product_text(item, [sizes]))
     try:
         device = device_of(make_target(subject.manifest.target))
         plans = PlanTable.from_attr(decisions[0]["plans"])
         prediction, plan = planned(item, items[0].work, plans, sizes, device)
     except RelaxFusionError:  # a family that is not registered here, say
-        return Measured(time, item.chain)
+        return own
     seconds = None if prediction is None else prediction.seconds - _launch_s(device)
-    return Measured(time, item.chain, seconds, plan)
+    return replace(own, predicted_s=seconds, plan=plan)
 
 
 def _launch_s(device: DeviceSpec) -> float:

@@ -216,24 +216,24 @@ class Results:
 def _kernels_table(kernels: list[Measured], called: float | None) -> str:
     """Lay out kernels, and what a call of `called` seconds spends outside of them."""
     rows: list[tuple[str, ...]] = [
-        ("kernel", "runs", "measured", "in a call", "predicted", "measured/predicted")
+        ("kernel", "size", "runs", "measured", "in a call", "predicted", "measured/predicted")
     ]
     for each in kernels:
         predicted = "" if each.predicted_s is None else format_seconds(each.predicted_s)
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}{' *' if each.is_miss else ''}"
         times = _time_texts(each.time)
-        rows.append((each.time.name, str(each.time.count), *times, predicted, ratio))
+        rows.append((each.time.name, each.size, str(each.time.count), *times, predicted, ratio))
     total = sum(each.time.seconds for each in kernels)
-    rows.append(("all", "", "", format_seconds(total), "", ""))
+    rows.append(("all", "", "", "", format_seconds(total), "", ""))
     if called is not None and called > total:
-        rows.append(("outside kernels", "", "", format_seconds(called - total), "", ""))
+        rows.append(("outside kernels", "", "", "", format_seconds(called - total), "", ""))
     known = [(e.time, e.predicted_s) for e in kernels if e.ratio is not None]
     if known:
         measured = sum(time.seconds for time, _ in known)
         priced = sum(time.count * (seconds or 0.0) for time, seconds in known)
         ratio = f"{measured / priced:.2f}"
         sums = (format_seconds(measured), format_seconds(priced), ratio)
-        rows.append(("all with a prediction", "", "", *sums))
+        rows.append(("all with a prediction", "", "", "", *sums))
     return table(rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...estimator.prediction import DRAM_EFFICIENCY
@@ -164,6 +164,7 @@ def other_kernels(graph: FunctionGraph | None, report: Report) -> list[dict[str,
                 "kernel": name,
                 "rule": rules.get(name, ""),
                 "count": len(nodes),
+                "result": f"{nodes[0].dtype} [{nodes[0].shape}]",
                 "bytes": sum(node.moved for node in nodes),
                 "seconds": sum(known) if known else None,
                 "first": nodes[0].name,
