@@ -18,8 +18,8 @@ def test_a_small_campaign() -> None:
 
 def test_what_is_further_off_than_rounding_explains_is_found() -> None:
     true = np.linspace(0, 1, 8, dtype="float32")
-    compiled._compare([true], [true], None)
+    compiled._compare([true], [true], None, ["float32"])
     with pytest.raises(compiled.Different, match=r"result 0 is off by 0.001"):
-        compiled._compare([true + np.float32(1e-3)], [true], None)
+        compiled._compare([true + np.float32(1e-3)], [true], None, ["float32"])
     with pytest.raises(compiled.Different, match="off by inf"):
-        compiled._compare([np.full_like(true, np.nan)], [true], None)
+        compiled._compare([np.full_like(true, np.nan)], [true], None, ["float32"])
