@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+import tvm
 from tvm import ir, relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -65,6 +66,12 @@ class _Importer(ExportedProgramImporter):
                 for kind in ("Scalar", "Tensor")
             },
         }
+
+    @staticmethod
+    def _convert_pytorch_tensor_to_tvm(tensor_value: torch.Tensor) -> tvm.runtime.Tensor:
+        """Return a weight or a constant; of a view that negates another tensor, its own numbers."""
+        convert = ExportedProgramImporter._convert_pytorch_tensor_to_tvm
+        return convert(tensor_value.resolve_conj().resolve_neg())
 
     def _extreme(self, op: Callable[..., relax.Call], node: torch.fx.Node) -> relax.Var:
         given: list[Any] = [*self.retrieve_args(node), *([], False)[len(node.args) - 1 :]]
