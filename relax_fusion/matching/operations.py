@@ -274,13 +274,23 @@ def _moves_one(view: BlockView, call: relax.Call) -> bool:
 
 def root_of(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, list[str]]:
     """Return what moves and casts made `expr` of, and their operators from there on."""
-    steps: list[str] = []
+    way = way_back(view, expr)
+    return way[-1][0], [step for _, step in reversed(way) if step]
+
+
+def way_back(view: BlockView, expr: relax.Expr) -> list[tuple[relax.Expr, str]]:
+    """Return `expr` and what moves and casts made it of, each with the operator that moved it.
+
+    It is "" of an item of a tuple, and of the last.
+    """
+    way = []
     while True:
         value = view.definition(expr)
         if isinstance(value, relax.TupleGetItem):
+            way.append((expr, ""))
             expr = value.tuple_value
         elif is_call(value, *MOVES, *LOOKUPS) and _moves_one(view, value):
-            steps.append(value.op.name.removeprefix("relax."))
+            way.append((expr, str(value.op.name.removeprefix("relax."))))
             expr = value.args[0]
         else:
-            return expr, steps[::-1]
+            return [*way, (expr, "")]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
 from ..matching.movements import Moved, Run, moves
-from ..matching.operations import OPERATORS, Operation, root_of
+from ..matching.operations import OPERATORS, Operation, root_of, way_back
 from ..matching.pattern import BlockView, belongs_to_a_library, calls_in, is_call
 from ..matching.shapes import shape_of
 from ..matching.surroundings import GIVEN, Surroundings
@@ -29,6 +30,9 @@ _ASKED = {
     "routing": (),
 }
 """The passes that look at an operation, whose refusal says most first."""
+
+_PAIRING = ("split", "strided_slice")
+"""What cuts heads into the parts that a rotation turns."""
 
 _OF_PROJECTIONS = ("relax.exp",)
 """What is an activation, or a part of one, only behind a projection."""
@@ -205,27 +209,32 @@ class _Looker:
         ways = [(a, *root_of(self.view, a)) for a in product.args] if product is not None else []
         of_it = ((a, steps) for a, root, steps in ways if root.same_as(turned))
         source, steps = next(of_it, (None, list[str]()))
+        if self.around.kinds.get(turned) == "norm" and "FuseNormRotation" in self.disabled:
+            return f"FuseNormRotation{IS_OFF}", "rope"
         what = f"it turns what {self.around.maker(turned)} made{_behind(steps)}"
         return what + self._why_not_turned(turned, source), "rope"
 
     def _why_not_turned(self, made: relax.Expr, source: relax.Expr | None) -> str:
         """Say why neither the kernel that `made` a tensor nor one of a norm rotates `source`."""
         if self.around.kinds.get(made) == "norm":
-            off = "FuseNormRotation" in self.disabled
-            return f"; FuseNormRotation{IS_OFF if off else ' does not read the two as one'}"
+            return "; FuseNormRotation does not read the two as one"
         if not self.around.is_projection(made):
             return ", which is no projection"
         if not self.around.kernel(self.view.definition(made)):
             return ", which is in no kernel of ours"
         if source is None:
             return "; arithmetic stands between"
+        followed: set[relax.Var] = set()
         for var in (made, *self.view.uses(made)):
             *rows, last = shape_of(var) or [None]
             if isinstance(last, tirx.IntImm):
                 whole = Moved(var, (*range(len(rows)), (Run(int(last), 1),)))
-                if any(m.var.same_as(source) for m in moves(self.view, whole)):
-                    return "; its kernel has no such rotation"
-        return "; its kernel finds no heads behind these moves"
+                followed |= {moved.var for moved in moves(self.view, whole)}
+        beyond = takewhile(lambda at: at[0] not in followed, way_back(self.view, source))
+        steps = [step for _, step in beyond if step and step not in _PAIRING]
+        if not steps:
+            return "; its kernel has no rotation of such pairs"
+        return f"; its kernel does not follow {steps[-1]}"
 
     def _activation(self, found: Operation) -> tuple[str, str]:
         value = self.view.defs[found.var]

@@ -22,6 +22,8 @@ ROWS_AND = f"{ROWS}, {WEIGHT}, g: R.Tensor((64,), 'float32')"
 HEADS = ", ".join(f"{name}: R.Tensor((b, 2, s, 32), 'float32')" for name in "qkv")
 ANGLES = "c: R.Tensor((s, 32), 'float32'), t: R.Tensor((s, 32), 'float32')"
 
+BY_PAIR = "c: R.Tensor((s, 1, 16), 'float32'), t: R.Tensor((s, 1, 16), 'float32')"
+
 
 def leftovers(mod: ir.IRModule, **kwargs) -> list[tuple[str, str, str, str]]:
     """Return what is left behind the patterns: kind, variable, reason, chain."""
@@ -238,6 +240,51 @@ CASES = {
         y = R.concat((l, r), axis=-1)""",
         [("rope", "y", "it turns what exp made behind split, which is no projection", "rope")],
     ),
+    "neighbours that are put in halves": (
+        ROWS_AND + ", " + BY_PAIR,
+        """p = x @ w
+        h = R.reshape(p, (b, s, 2, 32))
+        f = R.strided_slice(h, axes=[3], begin=[0], end=[32], strides=[2])
+        o = R.strided_slice(h, axes=[3], begin=[1], end=[32], strides=[2])
+        l = R.subtract(R.multiply(f, c), R.multiply(o, t))
+        r = R.add(R.multiply(o, c), R.multiply(f, t))
+        y = R.concat((l, r), axis=-1)""",
+        [
+            (
+                *("rope", "y"),
+                "it turns what FuseMatmulEpilogue made behind reshape, strided_slice; its kernel "
+                "has no rotation of such pairs",
+                "rope",
+            )
+        ],
+    ),
+    **{
+        f"a rotation of heads {layout} in another order": (
+            ROWS_AND + ", " + BY_PAIR.replace("s, 1, 16", "1, 1, 8"),
+            f"""p = x @ w
+        h = {heads}
+        o = R.permute_dims(R.reshape(h, {shape[:-1]}, 8, 2)), axes=[0, 1, 2, 4, 3])
+        u = R.reshape(o, {shape[:-1]}, 16))
+        e = R.split(u, 2, axis=-1)
+        l = R.subtract(R.multiply(e[0], c), R.multiply(e[1], t))
+        r = R.add(R.multiply(e[1], c), R.multiply(e[0], t))
+        y = R.concat((l, r), axis=-1)""",
+            [("rope", "y", reason, "rope")],
+        )
+        for layout, heads, shape, reason in (
+            (
+                *("behind", "R.reshape(p, (b, s, 4, 16))", "(b, s, 4)"),
+                "FuseMatmulEpilogue: wrong axis: u has the features of a head in another order, or "
+                "not all of them",
+            ),
+            (
+                *("in front", "R.permute_dims(R.reshape(p, (b, s, 4, 16)), axes=[0, 2, 1, 3])"),
+                "(b, 4, s)",
+                "it turns what FuseMatmulEpilogue made behind reshape, permute_dims, split; its "
+                "kernel does not follow reshape",
+            ),
+        )
+    },
     "no rotation": (HEADS, "m = R.concat((q, k), axis=-1)\ny = R.add(m, R.multiply(m, m))", []),
     "an activation of a convolution of each channel": (
         "x: R.Tensor((b, 8, 16), 'float32'), w: R.Tensor((8, 1, 3), 'float32'), "

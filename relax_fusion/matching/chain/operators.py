@@ -15,7 +15,7 @@ from ...workload.operators import OPERATORS as FUNCTIONS
 from ...workload.values import Const, apply, reads
 from ..dequantized import refuse_dequantized
 from ..pattern import guard
-from ..shapes import known_shape, permutation, same_shape
+from ..shapes import known_shape, permutation, same_shape, shape_text
 from .formula import Dims, Formula
 from .writer import ChainWriter
 
@@ -124,7 +124,9 @@ def _viewed(writer: ChainWriter, call: relax.Call) -> Formula:
         while left and not same_shape((writer.product(dim),), (size,)):
             dim = (*dim, left.pop(0))
         given = known_shape(call.args[0], "x")
-        detail = f"rows of {size} do not begin and end with those of {given}"
+        detail = (
+            f"rows of {shape_text([size])} do not begin and end with those of {shape_text(given)}"
+        )
         guard(same_shape((writer.product(dim),), (size,)), Reason.SHAPE, detail)
         dims.append(dim)
     guard(not left, Reason.SHAPE, "a tensor is split")
