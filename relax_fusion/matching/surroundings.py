@@ -21,7 +21,7 @@ _MOST_STEPS = 12
 
 _ARITHMETIC = [
     f"relax.{name}"
-    for name in ("add", "subtract", "multiply", "divide", "negative", "minimum", "maximum")
+    for name in ("add", "subtract", "multiply", "divide", "negative", "minimum", "maximum", "clip")
 ]
 
 
@@ -155,7 +155,8 @@ class Surroundings:
             call = self.view.call(root, *_ARITHMETIC, "relax.concat", "relax.stack")
             if call is not None:
                 joined = isinstance(call.args[0], relax.Tuple)
-                stack = [*stack, *(call.args[0].fields if joined else call.args)]
+                args = call.args[:1] if is_call(call, "relax.clip") else call.args
+                stack = [*stack, *(call.args[0].fields if joined else args)]
             elif self.maker(root) not in GIVEN and not any(root.same_as(f) for f in found):
                 found.append(root)
         return found
