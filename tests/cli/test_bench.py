@@ -98,6 +98,8 @@ def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
     for who, each in found["contenders"].items():
         steps = each["steps"]
         assert (steps["prefill"]["count"], steps["decode"]["count"]) == (1, 3)
+        for size in ("seq_len = 6, total_len = 6", "seq_len = 1, total_len = 7..9"):
+            assert any(line.startswith(f"{who} ") and size in line for line in out.splitlines())
         rate = 6 / steps["prefill"]["p50_s"]
         assert steps["prefill"]["tokens_per_s"] == pytest.approx(rate)
         assert each["is_warm"] and f"{who}: {each['about']}" in out

@@ -51,7 +51,7 @@ def record() -> dict[str, Any]:
                 **who,
                 "about": NASTY,
                 "agreement": verdict,
-                "steps": {"prefill": times(5e-3, tokens_per_s=102e3)},
+                "steps": {"prefill": times(5e-3, tokens_per_s=102e3, size="seq_len = 512")},
             },
         },
         "failed": {"tvm": "no kernel image"},
@@ -75,6 +75,7 @@ def test_times_peers_and_kernels(page: str, record: dict[str, Any]) -> None:
         "5 ms",
         "DISAGREE",
         "25 %",
+        "<td>torch</td><td>seq_len = 512</td>",
         "no kernel image",
     ):
         assert text in section

@@ -105,7 +105,7 @@ def _call(subject: Subject, contender: Contender, step: str) -> Callable[[], Any
 
 def _beside(subject: Subject, found: Compilation, step: str, time: KernelTime) -> Measured:
     sizes = subject.calls()[step]
-    own = Measured(time, size=sizes_text(sizes))
+    own = Measured(time, size=sizes_text(sizes) or "static")
     if time.name == RUN_OR_CAPTURE:
         return replace(own, chain="kernels that are replayed as a CUDA graph")
     items = [i for i in found.items if i.kernel == time.name and i.function == step]

@@ -142,7 +142,8 @@ class Results:
             times = self.times(who, step)
             if times is not None:
                 tokens = self.tokens_per_s(who, step)
-                steps[step] = {"tokens_per_s": tokens, **times.to_record()}
+                size = self.subject.size(step)
+                steps[step] = {"size": size, "tokens_per_s": tokens, **times.to_record()}
         return {
             "about": contender.about,
             "threads": contender.threads or None,
@@ -185,7 +186,7 @@ class Results:
         percentiles = [f"p{percent}" for percent in PERCENTILES]
         rate = ("tokens/s",) if self.subject.is_decoder else ()
         threads = ("threads",) if self.contenders[OURS].threads else ()
-        rows = [(title, *threads, *percentiles, *rate, "times", "of relax_fusion")]
+        rows = [(title, *threads, "size", *percentiles, *rate, "times", "of relax_fusion")]
         own = self.times(OURS, step)
         for who in self.contenders:
             times = self.times(who, step)
@@ -196,6 +197,7 @@ class Results:
                 (
                     who,
                     *(str(self.contenders[who].threads) for _ in threads),
+                    self.subject.size(step),
                     *(format_seconds(times.percentile(p)) for p in PERCENTILES),
                     *([f"{tokens:,.1f}"] if tokens is not None else []),
                     str(len(times.seconds)),

@@ -21,6 +21,7 @@ from ..library import load_library
 from ..manifest import Compiled, Manifest, exported_again
 from ..measure import tokens
 from ..source import Source
+from ..workload_sizes import sizes_text
 
 PROMPT, NEW_TOKENS, SIZE = 128, 32, 128
 """By default: tokens of a prompt, those after it, and symbolic sizes of other models."""
@@ -96,6 +97,14 @@ class Subject:
             "prefill": {"seq_len": prompt, "total_len": prompt},
             "decode": {"seq_len": 1, "total_len": prompt + 1},
         }
+
+    def size(self, step: str) -> str:
+        """Return the sizes of all calls of a step as text."""
+        sizes: dict[str, int | str] = dict(self.calls()[step])
+        if self.is_decoder and step == "decode":
+            first, more = int(sizes["total_len"]), self.sizes["new_tokens"] - 2
+            sizes["total_len"] = f"{first}..{first + more}" if more > 0 else first
+        return sizes_text(sizes) or "static"
 
     def ids(self) -> np.ndarray:
         """Return the tokens of a decoder: the prompt, and those that are fed after it."""
