@@ -151,8 +151,9 @@ def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
     on_gpu = dev.kind == "gpu"
     is_triton = option.plan.backend == "triton"
     start_s = separate.start_s(dev) if is_triton else dev.launch_s
-    if not on_gpu and atom.matrices > 1:
+    if not on_gpu:
         priced = repeated(priced, atom.matrices, dev)
+        priced = replace(priced, seconds=priced.seconds + separate.rows_s(atom, dev))
     elif atom.matrices > 1:
         moved = separate.moved_bytes(atom)  # each matrix has a weight of its own
         rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)

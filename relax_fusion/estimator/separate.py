@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..hardware import DeviceSpec
 from ..workload import Atom
 from ..workload.dtypes import STORED_BYTES
-from .cpu_cost import NORM_CYCLES_PER_VECTOR
+from .cpu_cost import NORM_CYCLES_PER_VECTOR, SLOT_CYCLES
 from .gpu_cost import MEMORY_LATENCY_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
+from .shape import matmul_shape
 
 FOLLOWING_LAUNCH = 0.2
 """Part of a launch that a kernel adds behind another one, where their launches overlap: so do
@@ -32,9 +33,9 @@ run on one core.  Measured with TVM 0.27, 64 x 1024 x 1024, float32, "nk": 0.46 
 GHz."""
 
 
-SOFTMAX_CYCLES = 60
-"""Cycles per vector of a softmax that is a kernel by itself, whose exponentials are calls.
-Measured on Zen 4: 60 with 512 columns, 96 with 64 (`2026-11-24-cpu_generated.md`)."""
+SOFTMAX_CYCLES, SOFTMAX_ROW_CYCLES = 22, 500
+"""Cycles per vector and per row of a softmax that is a kernel by itself.  Fitted to 32, 64, 128 ...
+1024 columns on Zen 4, which take 272, 144, 80, 57, 38 and 29 cycles a vector, all told."""
 
 
 def start_s(dev: DeviceSpec) -> float:
@@ -60,7 +61,7 @@ def price(atom: Atom, dev: DeviceSpec) -> Prediction:
     flops = atom.matrices * atom.matmul.flops(rows=atom.rows) if atom.matmul else 0.0
     terms: dict[Bound, float] = {
         "dram": moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY),
-        "compute": _matmul_s(atom, flops, dev) + _rows_s(atom, dev),
+        "compute": _matmul_s(atom, flops, dev) + rows_s(atom, dev),
         # A load and a store that depends on it, however small the kernel is
         "latency": 2 * MEMORY_LATENCY_S if dev.kind == "gpu" else 0.0,
     }
@@ -72,7 +73,8 @@ def _matmul_s(atom: Atom, flops: float, dev: DeviceSpec) -> float:
     if atom.matmul is None:
         return 0.0
     if dev.kind == "cpu":
-        return flops / (CPU_FLOPS_PER_CYCLE * dev.clock_hz)
+        slots = atom.matrices * atom.rows * matmul_shape(atom.matmul).row_slots
+        return (flops / CPU_FLOPS_PER_CYCLE + slots * SLOT_CYCLES) / dev.clock_hz
     k, rate = atom.matmul.k, SIMT_EFFICIENCY * dev.fma_float32_flops_per_s
     columns = sum(ceil_div(p.columns, SIMT_COLUMN_TILE) for p in atom.matmul.outputs)
     tiles = atom.matrices * ceil_div(atom.rows, SIMT_ROW_TILE) * columns
@@ -80,12 +82,15 @@ def _matmul_s(atom: Atom, flops: float, dev: DeviceSpec) -> float:
     return max(ceil_div(tiles, dev.sm_count) * tile_s, k / SIMT_K_STEP * SIMT_STEP_S)
 
 
-def _rows_s(atom: Atom, dev: DeviceSpec) -> float:
-    """Return the seconds of the arithmetic of a norm or a softmax."""
+def rows_s(atom: Atom, dev: DeviceSpec) -> float:
+    """Return the seconds of the arithmetic of a norm, a softmax, or element-wise steps."""
     if dev.kind == "cpu":
         vectors = 4 / dev.vector_bytes / dev.sm_count
-        cycles = atom.normalised * NORM_CYCLES_PER_VECTOR
-        return (cycles + atom.scores * SOFTMAX_CYCLES) * vectors / dev.clock_hz
+        cycles = atom.normalised * NORM_CYCLES_PER_VECTOR + atom.scores * SOFTMAX_CYCLES
+        cycles = (cycles + atom.slots * SLOT_CYCLES) * vectors
+        if atom.scores:
+            cycles += ceil_div(atom.rows, dev.sm_count) * SOFTMAX_ROW_CYCLES
+        return cycles / dev.clock_hz
     exponentials = SFU_PER_CLOCK * dev.clock_hz * dev.sm_count
     each = 1 / exponentials + SOFTMAX_FLOPS_PER_SCORE / dev.fma_float32_flops_per_s
     return atom.scores * each

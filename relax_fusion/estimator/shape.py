@@ -80,6 +80,8 @@ class MatmulShape:
     slots : int
         Instructions of a GPU's thread for the activations of an element, the most of any
         projection; where a gate is, beside those of silu.
+    row_slots : int
+        Those of all activations of a row.
     """
 
     k: int
@@ -101,6 +103,7 @@ class MatmulShape:
     unpacked_bytes: int = 0
     packed: Packed | None = None
     slots: int = 0
+    row_slots: int = 0
 
     @property
     def has_norm(self) -> bool:
@@ -184,14 +187,24 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         unpacked_bytes=unpacked if packed else 0,
         packed=packed,
         slots=_slots(work),
+        row_slots=_row_slots(work),
     )
 
 
 def _slots(work: NormMatmul | GatedFFN) -> int:
     if isinstance(work, GatedFFN):
         return max(0, slots_of(work.activation) - slots_of("silu"))
-    steps = ([s for s in p.epilogue if s in ACTIVATIONS] for p in work.outputs)
-    return max(sum(slots_of(str(step)) for step in some) for some in steps)
+    return max(map(_own_slots, work.outputs))
+
+
+def _row_slots(work: NormMatmul | GatedFFN) -> int:
+    if isinstance(work, GatedFFN):
+        return work.n * slots_of(work.activation)
+    return sum(p.columns * _own_slots(p) for p in work.outputs)
+
+
+def _own_slots(projection: Projection) -> int:
+    return sum(slots_of(str(step)) for step in projection.epilogue if step in ACTIVATIONS)
 
 
 def _apart(projection: Projection) -> bool:

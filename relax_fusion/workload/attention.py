@@ -125,7 +125,7 @@ class Attention(Described):
         return [
             *repeated,
             product(self.head_dim, keys, "nk", masks),
-            Atom(2 * scores * b, scores=scores),
+            Atom(2 * scores * b, rows=count * rows, scores=scores),
             product(keys, self.v_dim, "kn"),
         ]
 

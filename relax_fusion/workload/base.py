@@ -24,12 +24,15 @@ class Atom:
     matmul : NormMatmul, optional
         What it multiplies; None for a norm, a softmax, or element-wise steps.
     rows, matrices : int
-        Rows of each matrix, and matrices of a batch.
+        Rows of each matrix, or of a softmax, and matrices of a batch.
     maker : {"pass", "rule", "tvm"}
         Who schedules a matmul: a later pass that fuses, the rule for generic matmuls, or, where a
         size that a tile needs is only known at run time, TVM's own rule.
     normalised, scores : int
         Elements that a norm reads, and those that a softmax does.
+    slots : int
+        Instructions (`Operator.slots`) of element-wise steps for all elements, beside those of
+        `matmul`.  Prices of CPUs count them; a GPU's memory takes longer.
     """
 
     moved: int = 0
@@ -39,6 +42,7 @@ class Atom:
     maker: Literal["pass", "rule", "tvm"] = "pass"
     normalised: int = 0
     scores: int = 0
+    slots: int = 0
 
 
 class Described:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -13,7 +13,7 @@ from .dtypes import STORED_BYTES
 from .graph import Block, Graph
 from .norm import Norm
 from .norm_matmul import NormMatmul, Projection
-from .roofline import Sizes, is_contraction, size_at
+from .roofline import Sizes, instructions, is_contraction, size_at
 from .values import Axis, Expr, Op, Read, parts, reads
 
 ROWS = "rows"
@@ -82,7 +82,20 @@ class Chain(Described):
         Maps go along with a contraction, and a norm with the one behind it, if nothing but its own
         arithmetic is between; contractions of the same rows are one kernel.
         """
-        return [*self._matmuls(sizes), *self._reductions(sizes), *self._transposed(sizes)]
+        found = [*self._matmuls(sizes), *self._reductions(sizes), *self._transposed(sizes)]
+        return [replace(found[0], slots=self._slots(sizes)), *found[1:]] if found else []
+
+    def _slots(self, sizes: Sizes) -> int:
+        """Return the instructions of maps, but of those that are a part of a norm or a softmax."""
+        graph = self.statements
+        reduced = {b.out for b in graph.blocks if b.combine and not is_contraction(b)}
+        total = 0
+        for block in graph.blocks:
+            if not block.combine and reduced.isdisjoint(r.tensor for r in reads(block.value)):
+                extents = {axis.name: size_at(axis.size, sizes) for axis in block.axes}
+                found = instructions(block.value).items()
+                total += sum(count * prod(extents[a] for a in axes) for axes, count in found)
+        return total
 
     def _matmuls(self, sizes: Sizes) -> Iterator[Atom]:
         groups: dict[tuple[Read, int], list[tuple[Block, _Product]]] = {}
@@ -120,7 +133,8 @@ class Chain(Described):
         for block in graph.blocks:
             count = prod(size_at(a.size, sizes) for a in (*block.axes, *block.reduced))
             if block.combine == "max":
-                yield Atom(2 * width * count, scores=count)
+                rows = prod(size_at(a.size, sizes) for a in block.axes)
+                yield Atom(2 * width * count, rows=rows, scores=count)
             elif block.combine and not is_contraction(block) and self._is_apart(block):
                 yield Atom(2 * width * count, normalised=count)
 

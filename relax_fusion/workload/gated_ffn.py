@@ -13,6 +13,7 @@ from .formats import Packed
 from .graph import Graph
 from .norm import Norm, normalised
 from .norm_matmul import NormMatmul, Projection, WeightLayout
+from .roofline import slots_of
 from .values import Axis, Expr, apply
 
 
@@ -59,7 +60,9 @@ class GatedFFN(Described):
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the matmuls, with the norm if there is one, and the product of their results."""
         rows = extent(self.rows, sizes["rows"])
-        product = Atom(3 * rows * self.n * DTYPE_BYTES[self.out_dtype])
+        slots = slots_of("multiply") + slots_of(self.activation) * self.merged
+        count = rows * self.n
+        product = Atom(3 * count * DTYPE_BYTES[self.out_dtype], slots=count * slots)
         return [*(Atom(0, part, rows) for part in self._parts), product]
 
     @cached_property

@@ -27,6 +27,8 @@ class Operator:
         Instructions of a GPU's thread for one application, about as many as Triton's text compiles
         to for sm_90 (`2026-11-23-slots.log`); of both GELUs a quarter more, by which the times of
         matmuls come out (`2026-11-23-gelu_tiles.log`).  Those of a formula count where it has one.
+        The only measure of an operator's work: `estimator.cpu_cost.SLOT_CYCLES` makes cycles of a
+        CPU of it.
     """
 
     arity: int

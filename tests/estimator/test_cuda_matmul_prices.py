@@ -92,12 +92,12 @@ def test_warp_groups_that_take_turns_hide_what_they_store() -> None:
     )
 
 
-def test_activations_and_residuals_take_time() -> None:
+def test_residuals_take_time() -> None:
     def seconds(*steps: str) -> float:
         work = replace(ALONE, outputs=(Projection(6144, "nk", steps),))
         return FAMILY.predict(WIDE, work, GPU, 4096).seconds
 
-    assert seconds() < seconds("relu") < seconds("gelu") and seconds() < seconds("residual")
+    assert seconds() < seconds("residual")
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

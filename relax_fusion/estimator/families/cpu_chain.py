@@ -22,6 +22,7 @@ from ..cpu_cost import (
     LOADS_PER_CYCLE,
     TILE_CYCLES,
     Traffic,
+    activation_cycles,
     in_one_loop,
     matmul_on_cpu,
 )
@@ -205,6 +206,8 @@ def _blocks_on_cpu(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int
     cycles = ceil_div(tasks, dev.sm_count) * (inner + outer + _streamed(work, dev))
     packed = [which for which in range(2) if is_packed(work, plan, which)]
     cycles += sum(_pack(work, plan, which, dev) for which in packed)
+    shapes = map(matmul_shape, work.matmuls)
+    cycles += sum(activation_cycles(s, dev, (count * rows, tasks), plan.lanes) for s in shapes)
     moved = work.bytes(rows=rows, batch=count)
     traffic = Traffic(cycles, float(sum(moved.values())), 0.0, 1 + len(packed), tasks)
     return in_one_loop(traffic, dev, work.flops(rows=rows, batch=count), 2)

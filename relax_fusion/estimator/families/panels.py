@@ -23,6 +23,7 @@ from ..cpu_cost import (
     TILE_CYCLES,
     UNPACK_CYCLES,
     Traffic,
+    activation_cycles,
     finish,
     norm_cycles,
 )
@@ -154,6 +155,7 @@ class Panels(KernelFamily[MatmulWork]):
         cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
         copied = ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k
         cycles += copied * TILE_CYCLES_PER_ELEMENT
+        cycles += activation_cycles(shape, dev, (rows, tasks), plan.lanes)
         moved = rows * shape.row_bytes
         regions = len(shape.n_parts) + 1 + int(shape.has_norm)
         traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)

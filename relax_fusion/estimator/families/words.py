@@ -17,9 +17,11 @@ from ...workload.dtypes import STORED_BYTES
 from ..cpu_cost import (
     L3_CYCLES_PER_BYTE,
     LOADS_PER_CYCLE,
+    STORED_LANES,
     TILE_CYCLES,
     UNPACK_CYCLES,
     Traffic,
+    activation_cycles,
     finish,
     norm_cycles,
 )
@@ -211,6 +213,7 @@ class Words(KernelFamily[MatmulWork]):
         tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
         cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
         cycles += ceil_div(tall, dev.sm_count) * plan.reg_m * work.k * ORDER_CYCLES_PER_ELEMENT
+        cycles += activation_cycles(shape, dev, (rows, tasks), min(plan.lanes, STORED_LANES))
         moved = rows * shape.row_bytes
         regions = len(shape.n_parts) + 1 + int(shape.has_norm)
         traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)

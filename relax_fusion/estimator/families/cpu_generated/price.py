@@ -19,6 +19,7 @@ from ...cpu_cost import (
     FMA_LATENCY_CYCLES,
     L2_SPEED,
     LOADS_PER_CYCLE,
+    SLOT_CYCLES,
     TILE_CYCLES,
     Traffic,
     in_one_loop,
@@ -35,8 +36,8 @@ PACK_CYCLES, TURN_CYCLES, GATHER_CYCLES = 2.4, 4.8, 32.0
 """Cycles to copy a vector of a weight from wherever it is cached: of neighbours; in squares that
 are transposed; of elements that lie a row apart.  Fitted to tiles of 64 and of 128 rows."""
 
-MOVE_CYCLES, SLOT_CYCLES = 1.0, 0.5
-"""Cycles of a vector that a statement loads or stores, and of an instruction.  Counted."""
+MOVE_CYCLES = 1.0
+"""Cycles of a vector that a statement loads or stores.  Counted."""
 
 BLOCK_CYCLES = 2000
 """Cycles of a block beside its statements: buffers are asked for, and given back.  Fitted."""
@@ -132,10 +133,11 @@ class ChainPrice:
         """Return the cycles of a statement for all of its tiles."""
         if step.out in self.sides:
             return sum(self._product(step, sizes, trips))
-        if step.out in self.behind:  # its arithmetic counts neither here nor where matmuls do it
-            beside = [r for r in step.reads if r.tensor not in self.space.step]
-            return MOVE_CYCLES * sum(self._vectors(a.loops, sizes) for a in beside)
         slots = sum(count * self._vectors(loops, sizes) for loops, count in step.slots)
+        if step.out in self.behind:
+            beside = [r for r in step.reads if r.tensor not in self.space.step]
+            moved = sum(self._vectors(a.loops, sizes) for a in beside)
+            return SLOT_CYCLES * slots + MOVE_CYCLES * moved
         moved = sum(self._vectors(a.loops, sizes) for a in (step.makes, *step.reads))
         waits = FMA_LATENCY_CYCLES * self._vectors(step.loops, sizes) if step.reduced else 0.0
         return max(SLOT_CYCLES * slots + MOVE_CYCLES * moved, waits)
