@@ -86,8 +86,9 @@ def rows_s(atom: Atom, dev: DeviceSpec) -> float:
     """Return the seconds of the arithmetic of a norm, a softmax, or element-wise steps."""
     if dev.kind == "cpu":
         vectors = 4 / dev.vector_bytes / dev.sm_count
-        cycles = atom.normalised * NORM_CYCLES_PER_VECTOR + atom.scores * SOFTMAX_CYCLES
-        cycles = (cycles + atom.slots * SLOT_CYCLES) * vectors
+        each = atom.slots * SLOT_CYCLES
+        each += atom.normalised * NORM_CYCLES_PER_VECTOR + atom.scores * SOFTMAX_CYCLES
+        cycles = each * vectors
         if atom.scores:
             cycles += ceil_div(atom.rows, dev.sm_count) * SOFTMAX_ROW_CYCLES
         return cycles / dev.clock_hz

@@ -59,11 +59,11 @@ EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
     ),
     "gated": (
         GATED,
-        [Atom(0, alone(Projection(96, "nk"), norm=RMS), 10), Atom(3 * OUT)],
+        [Atom(0, alone(Projection(96, "nk"), norm=RMS), 10), Atom(3 * OUT, slots=480 * 14)],
     ),
     "two weights": (
         replace(GATED, merged=False, norm=None),
-        [Atom(0, alone(GATE), 10), Atom(0, alone(UP), 10), Atom(3 * OUT)],
+        [Atom(0, alone(GATE), 10), Atom(0, alone(UP), 10), Atom(3 * OUT, slots=480)],
     ),
     "chain": (
         CHAIN,
@@ -91,7 +91,7 @@ def test_the_kernels_of_a_chain_that_is_left_apart(name: str) -> None:
 def test_attention_is_two_products_and_a_softmax() -> None:
     keys, values, scores, softmax, result = ATTENTION.apart(**SIZES)
     assert keys == values == Atom(3 * 3 * 2 * 7 * 8 * 2)  # read once, written for both heads
-    assert softmax == Atom(2 * 3 * 4 * 5 * 7 * 2, scores=3 * 4 * 5 * 7)
+    assert softmax == Atom(2 * 3 * 4 * 5 * 7 * 2, rows=3 * 4 * 5, scores=3 * 4 * 5 * 7)
     for atom, k, n in ((scores, 8, 7), (result, 7, 8)):
         assert (atom.rows, atom.matrices, atom.maker) == (5, 12, "rule")
         assert (atom.matmul.k, atom.matmul.n) == (k, n)

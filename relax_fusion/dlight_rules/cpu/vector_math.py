@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -51,15 +52,31 @@ TANH = (-0.3333319, 0.13329111, -0.05355886, 0.020091971, -0.0051386637)
 """Below `TANH_NEAR`, the hyperbolic tangent is x times 1 and the square times such a polynomial,
 which errs by 1.5e-8.  -0 stays -0."""
 
+LOG = (
+    *(0.33333313, -0.2500001, 0.20002119, -0.16667995, 0.14219551),
+    *(-0.12405599, 0.118881844, -0.11675606, 0.06746539),
+)
+"""Coefficients of f^3, f^4 ... in ``log(1 + f)``, behind ``f - f^2 / 2``, where 1 + f is from the
+root of 0.5 to that of 2: they err by 3e-9 of the value."""
+
+ROOT_BITS = 0x3F3504F3
+"""The bits of the root of 0.5."""
+
+NORMAL, SHIFT = 2.0**-126, 23
+"""The least normal number, and the powers of 2 by which smaller ones are made normal."""
+
+MOST_POWER = 4
+"""The highest power that is computed as products."""
+
 
 def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return `func` with exp, sigmoid, tanh and erf of all but float64 as arithmetic.
+    """Return `func` with exp, log, sigmoid, tanh, erf and powers of all but float64 as arithmetic.
 
     rewrite: ``y[i] = f(exp(x[i]))`` -> ``a[i] = x[i]; ...; n[i] = ...; y[i] = f(...)``
 
-    ``1 + erf(z)`` is one function, so that nothing cancels where z is negative.  The arithmetic is
-    done in front of the statement, also where the function stood in one of two alternatives; what
-    it reads is then still read in that alternative only.
+    Powers are those by 2, 3 and 4.  ``1 + erf(z)`` is one function, so that nothing cancels where z
+    is negative.  The arithmetic is done in front of the statement, also where the function stood in
+    one of two alternatives; what it reads is then still read in that alternative only.
     """
 
     def in_vectors(loop: tirx.For) -> tirx.Stmt:
@@ -182,8 +199,8 @@ def exp(w: _Writer, x: tirx.Expr) -> tirx.Expr:
     rounded = w.keep("rounded", x * _const(1 / math.log(2)) + _const(ROUNDING))
     whole = w.keep("whole", rounded - _const(ROUNDING))
     r = w.keep("r", x - whole * _const(LN2_HIGH) - whole * _const(LN2_LOW))
-    n = w.keep("n", tirx.reinterpret("int32", rounded) - tirx.const(ROUNDING_BITS, "int32"))
-    half = w.keep("half", n >> tirx.const(1, "int32"))
+    n = w.keep("n", tirx.reinterpret("int32", rounded) - _whole(ROUNDING_BITS))
+    half = w.keep("half", n >> _whole(1))
     series = (polynomial(EXP, r) * (r * r) + r) + _const(1.0)
     return w.keep("e", series * power_of_2(half) * power_of_2(n - half))
 
@@ -226,8 +243,32 @@ def _tail(w: _Writer, size: tirx.Expr) -> tirx.Expr:
     return w.keep("tail", ratio * exp(w, -(z * z)))
 
 
+def log(w: _Writer, x: tirx.Expr) -> tirx.Expr:
+    """Return ``n log(2) + log(1 + f)`` for x = 2^n (1 + f)."""
+    tiny = x < _const(NORMAL)
+    scaled = w.keep("scaled", tirx.Select(tiny, x * _const(2.0**SHIFT), x))
+    bits = w.keep("bits", tirx.reinterpret("int32", scaled))
+    n = w.keep("n", (bits - _whole(ROOT_BITS)) >> _whole(SHIFT))
+    f = w.keep("f", tirx.reinterpret(FLOAT, bits - n * _whole(1 << SHIFT)) - _const(1.0))
+    twos = w.keep("twos", n.astype(FLOAT) - tirx.Select(tiny, _const(SHIFT), _const(0.0)))
+    square = w.keep("square", f * f)
+    behind = f * square * polynomial(LOG, f) - square * _const(0.5) + twos * _const(LN2_LOW)
+    found = w.keep("log", twos * _const(LN2_HIGH) + (f + behind))
+    infinite = _const(math.inf)
+    least = tirx.Select(x < _const(0.0), _const(math.nan), _const(-math.inf))
+    found = tirx.Select(x < infinite, found, x)  # NaN stays
+    return w.keep("log", tirx.Select(x <= _const(0.0), least, found))
+
+
+def power(w: _Writer, x: tirx.Expr, exponent: int) -> tirx.Expr:
+    """Return products of x."""
+    square = w.keep("square", x * x)
+    return {2: square, 3: square * x, 4: square * square}[exponent]
+
+
 _FORMULAS: Mapping[str, Formula] = {
     "tirx.exp": exp,
+    "tirx.log": log,
     "tirx.sigmoid": sigmoid,
     "tirx.tanh": tanh,
     "tirx.erf": erf,
@@ -238,13 +279,22 @@ def _formula(call: object) -> Formula | None:
     """Return the arithmetic of a call, if it is one of a function that has some."""
     if not isinstance(call, ir.Call) or str(call.ty.dtype) not in (FLOAT, "float16", "bfloat16"):
         return None
-    return _FORMULAS.get(getattr(call.op, "name", ""))
+    name = getattr(call.op, "name", "")
+    if name == "tirx.pow" and isinstance(call.args[1], tirx.FloatImm):
+        exponent = call.args[1].value
+        if exponent in range(2, MOST_POWER + 1):
+            return partial(power, exponent=int(exponent))
+    return _FORMULAS.get(name)
 
 
 def power_of_2(n: tirx.Expr) -> tirx.Expr:
     """Return ``2^n`` for an int32 `n` of which it is a normal float32 number."""
-    exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
+    exponent = (n + _whole(127)) * _whole(1 << 23)
     return tirx.reinterpret(FLOAT, exponent)
+
+
+def _whole(value: int) -> tirx.Expr:
+    return tirx.const(value, "int32")
 
 
 def _const(value: float) -> tirx.Expr:
