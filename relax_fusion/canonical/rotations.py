@@ -11,7 +11,7 @@ from tvm import ir, relax, te, tirx
 
 from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
-from ..matching.operations import KIND
+from ..matching.operations import ROTATED
 from ..matching.rotation import rotation_at
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
@@ -82,9 +82,7 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     layout = int(shape[-1]), half, cut is not None
     kernel = partial(norm_rotation, heads=layout, added=added)
     name = "rms_norm_rotation"
-    made = rewriter.builder.call_te(
-        *(kernel, x, gamma, *angles), primfunc_name_hint=name, primfunc_attrs={KIND: "rope"}
-    )
+    made = rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
     return made if cut is None else relax.op.reshape(rewriter.emit(made), shape)
 
 
@@ -157,7 +155,7 @@ def norm_rotation(
         turned = normed(row, feature) * angle(cos, place) + sign * other * angle(sin, place)
         return turned.astype(x.dtype)
 
-    return te.compute(x.shape, element, "rotated")
+    return te.compute(x.shape, element, ROTATED)
 
 
 ROTATIONS: dict[str, Rule] = {"relax.add": _rotated}

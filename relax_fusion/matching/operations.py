@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
-from tvm import relax
+from tvm import relax, s_tir
 
 from ..report.coverage import Kind
 from .activations import activation
 from .constants import binary, scalar
+from .expressions import found_in
 from .linear import linear
 from .movements import static_slice
 from .norms import normalisation
@@ -46,8 +47,8 @@ MOVES = {
 LOOKUPS = tuple(f"relax.{n}" for n in ("take", "index_tensor", "gather_elements", "gather_nd"))
 """Operators that move elements of what they look up in, unless that is a table that was given."""
 
-KIND = "relax_fusion.kind"
-"""The attribute of a PrimFunc of ours that tells which operation it is."""
+ROTATED = "rotated"
+"""The block of a PrimFunc of ours that normalises heads and rotates them."""
 
 _STATISTICS = tuple(f"relax.{name}" for name in ("mean", "variance", "std", "sum"))
 _BOUNDS = tuple(f"relax.{name}" for name in ("add", "maximum", "clip", "multiply", "divide"))
@@ -101,9 +102,10 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         kind = OPERATORS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
-        told: Kind | None = (view.mod[value.args[0]].attrs or {}).get(KIND)
-        made = told or ("matmul" if _is_projection(view, var) else None)
-        return Operation(made, (var,)) if made is not None else None
+        blocks = found_in(view.mod[value.args[0]], s_tir.SBlock)
+        if any(block.name_hint == ROTATED for block in blocks):
+            return Operation("rope", (var,))
+        return Operation("matmul", (var,)) if _is_projection(view, var) else None
     for kind, read, written_out in _READ:
         covers = read(view, var)
         if covers is not None:
