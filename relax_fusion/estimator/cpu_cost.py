@@ -43,7 +43,7 @@ NORM_CYCLES_PER_VECTOR = 4
 
 SLOT_CYCLES = 1.0
 """Cycles per vector for one of `Operator.slots`.  Measured on Zen 4, in maps and behind matmuls:
-0.9 to 1.4 for the GELUs, SiLU, the sigmoid and tanh with AVX-512, 0.8 to 1.2 with AVX2; 2 to 3 for
+0.9 to 1.6 for the GELUs, SiLU, the sigmoid and tanh with AVX-512, 0.8 to 1.2 with AVX2; 2 to 3 for
 the exponential, 0.1 to 0.3 for divisions and square roots, which a CPU has instructions for."""
 
 STORED_LANES = 3
