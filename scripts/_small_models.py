@@ -104,7 +104,9 @@ def exported(tag: str, folder: Path) -> tuple[Path, np.ndarray, np.ndarray]:
         if suffix == "onnx":
             torch.onnx.export(called, (given,), path, dynamo=True, external_data=False, **dynamic)
         else:
-            torch.export.save(torch.export.export(called, (given,), strict=False, **dynamic), path)
+            program = torch.export.export(called, (given,), strict=False, **dynamic)
+            wanted = program.module()(given)  # tracing may have taken other branches
+            torch.export.save(program, path)
     return path, given.numpy(), wanted.float().numpy()
 
 

@@ -89,8 +89,10 @@ def check(function: Function, seed: int) -> str:
     args = evaluation.arguments(func, sizes, seed)
     try:
         wanted, _ = evaluation.run(func, sizes, args, mod=mod)
-    except (Misfit, Uninterpreted, ValueError, IndexError, ZeroDivisionError):
+    except Uninterpreted:
         wanted = None
+    except (Misfit, ValueError, IndexError, ZeroDivisionError):
+        return "sizes do not fit"  # both read memory that is not the function's
     types = [p.ty for p in func.params]
     try:
         reference = _run(theirs, args, types, None)
@@ -98,7 +100,12 @@ def check(function: Function, seed: int) -> str:
         return "TVM does not run it"
     made = _run(ours, args, types, rng)
     parts = func.ret_ty.fields if isinstance(func.ret_ty, relax.TupleType) else [func.ret_ty]
-    _compare(made, reference, wanted, [str(ty.dtype) for ty in parts])
+    try:
+        _compare(made, reference, wanted, [str(ty.dtype) for ty in parts])
+    except Different:
+        if evaluation.is_far(func):  # of queries that see no key: V1
+            return "a number below -1e30 may hide all keys"
+        raise
     return ""
 
 

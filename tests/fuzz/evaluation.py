@@ -129,6 +129,18 @@ def run(
     return results, left
 
 
+def nudged(args: Sequence[Any]) -> list[Any]:
+    """Return arguments whose numbers are a rounding to float32 away, one up and the next down."""
+
+    def moved(value: Any, sign: int) -> Any:
+        if isinstance(value, tuple):
+            return tuple(moved(v, sign * (-1) ** i) for i, v in enumerate(value))
+        is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+        return value * (1 + sign * 2.0**-24) if is_float else value
+
+    return [moved(value, (-1) ** i) for i, value in enumerate(args)]
+
+
 def _copied(args: Sequence[Any]) -> list[Any]:
     return [
         tuple(_copied(a)) if isinstance(a, tuple) else a.copy() if hasattr(a, "copy") else a

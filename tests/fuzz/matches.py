@@ -175,22 +175,28 @@ def compare(
         read = evaluation.run(before, sizes, args, meant=False)
         made = evaluation.run(after, sizes, args, decisions, meant=False, far=far)
         told = _difference(read, made, far)
+    if told is not None:  # kernels round factors to float32, which cancelling sums enlarge
+        moved = evaluation.run(before, sizes, evaluation.nudged(args))
+        told = _difference(wanted, made, far, moved)
     if told is not None:
         raise Wrong(told)
     return True
 
 
-def _difference(wanted: Any, made: Any, far: bool) -> str | None:
-    """Say which result, or which parameter that was overwritten, differs."""
-    for what, old, new in zip(("result", "parameter"), wanted, made, strict=True):
-        for number, (a, b) in enumerate(zip(old, new, strict=True)):
-            told = _compared(np.asarray(a), np.asarray(b), far)
+def _difference(wanted: Any, made: Any, far: bool, moved: Any = None) -> str | None:
+    """Say which result, or which parameter that was overwritten, differs.
+
+    Twice the distance from `moved`, the results of inputs a rounding away, is no difference.
+    """
+    for what, *each in zip(("result", "parameter"), wanted, made, moved or wanted, strict=True):
+        for number, (a, b, c) in enumerate(zip(*each, strict=True)):
+            told = _compared(np.asarray(a), np.asarray(b), far, np.asarray(c))
             if told is not None:
                 return f"{what} {number} {told}"
     return None
 
 
-def _compared(old: np.ndarray, new: np.ndarray, far: bool = False) -> str | None:
+def _compared(old: np.ndarray, new: np.ndarray, far: bool, moved: np.ndarray) -> str | None:
     if old.shape != new.shape:
         return f"has shape {list(new.shape)}, not {list(old.shape)}"
     if old.dtype.kind != "f":
@@ -201,8 +207,10 @@ def _compared(old: np.ndarray, new: np.ndarray, far: bool = False) -> str | None
     scale = float(np.max(np.abs(finite), initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):
         off = np.where(known, np.abs(old - new), 0.0)
+        allowed = TOLERANCE * scale + 2 * np.nan_to_num(np.abs(moved - old), posinf=0.0)
     worst = float(np.max(np.where(np.isnan(off), np.inf, off), initial=0.0))
-    return None if worst <= TOLERANCE * scale else f"is off by {worst / scale:.3g} of its largest"
+    is_near = np.all(off <= allowed)  # NaN is not
+    return None if is_near else f"is off by {worst / scale:.3g} of its largest"
 
 
 def explore(seeds: Sequence[int]) -> Findings:
