@@ -19,6 +19,7 @@ PAGES = [
 ]
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
 RUNNING = [p for p in PAGES if any(b.language in RUN and not b.needs for b in blocks_of(p))]
+LONG = ("docs/usage.md", "docs/report.md", "docs/quickstart.md")
 NEEDED = {
     ("README.md", "network"): 2,
     ("README.md", "an NVIDIA GPU"): 1,
@@ -38,7 +39,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (base.parent if base.name.startswith("popen-") else base) / "documented-kernels"
 
 
-@pytest.mark.parametrize("page", RUNNING, ids=NAMES.get)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow) if NAMES[p] in LONG else p for p in RUNNING],
+    ids=NAMES.get,
+)
 def test_a_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
     program = tmp_path / page.with_suffix(".py").name
     program.write_text(program_of(page), encoding="utf-8")

@@ -51,6 +51,7 @@ def test_passes_alone(tmp_path: Path) -> None:
     assert value(text, "largest difference from NumPy") < 1e-5
 
 
+@pytest.mark.slow
 def test_imported_model(tmp_path: Path) -> None:
     text = printed("imported_model.py", tmp_path, dict(os.environ))
     assert value(text, "chains fused") == 5
@@ -63,6 +64,7 @@ def test_imported_model_without_torch(tmp_path: Path) -> None:
         printed("imported_model.py", tmp_path, without_torch())
 
 
+@pytest.mark.slow
 def test_quantised_llama(tmp_path: Path) -> None:
     text = printed("quantised_llama.py", tmp_path, without_torch())
     (tokens,) = re.findall("^tokens: (.*)$", text, re.MULTILINE)
@@ -78,6 +80,7 @@ def test_own_kernel(tmp_path: Path) -> None:
     assert b"launch_unit_rows" in (tmp_path / "own_kernel.so").read_bytes()
 
 
+@pytest.mark.slow
 def test_new_device(tmp_path: Path) -> None:
     a10, h200 = printed("new_device.py", tmp_path, without_torch()).split("For ")[1:]
     assert a10.startswith("A10, whose prices were not measured") and h200.startswith("H200")

@@ -277,7 +277,11 @@ def test_errors_of_passes_keep_their_class(kind: type[Exception]) -> None:
 # --- CUDA ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("off", [(), tuple(PATTERNS)], ids=["ours", "all_passes_off"])
+@pytest.mark.parametrize(
+    "off",
+    [(), pytest.param(tuple(PATTERNS), marks=pytest.mark.slow)],
+    ids=["ours", "all_passes_off"],
+)
 def test_matmuls_that_crash_tvms_own_rule(off: tuple[str, ...]) -> None:
     """A regression ends the process with a segmentation fault."""
     body = "t = R.permute_dims(W); y = R.matmul(x, t)"

@@ -246,6 +246,7 @@ def test_ours_by_tir_is_timed_if_asked_for(tmp_path, tiny, cpu_in_place_of_a_gpu
     assert set(written["cases"][0]["us"]) == {"ours", "tir"}
 
 
+@pytest.mark.slow
 def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     status, written = tiny_run(tmp_path)
     assert status == 0

@@ -69,6 +69,7 @@ def small(request, monkeypatch):
     exported.cache_clear()
 
 
+@pytest.mark.slow
 def test_all_contenders_compute_the_same(small, cpu_in_place_of_a_gpu, tmp_path) -> None:
     ways = ["--contenders", "torch", "apart", "fused", "chosen"]
     assert main(suite.Chains, ["--target", "llvm", "--results", str(tmp_path), *ways]) == 0

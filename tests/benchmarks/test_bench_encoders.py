@@ -20,6 +20,7 @@ def tiny(monkeypatch):
     encoders.imported(encoders.Item("tiny", 2, 9, "llvm"))
 
 
+@pytest.mark.slow
 def test_ours_and_pytorch_compute_the_same(tiny, cpu_in_place_of_a_gpu, tmp_path) -> None:
     sizes = ["--sequences", "2", "--tokens", "9"]
     asked = ["--target", "llvm", "--contenders", "torch", "ours", "--results", str(tmp_path)]

@@ -245,6 +245,7 @@ def test_ours_computes_what_pytorch_does(case, tiny, cpu_in_place_of_a_gpu) -> N
     assert problem.bare()().shape[0] == 5
 
 
+@pytest.mark.slow
 def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
     rows = {"ours": 1024, "tir": 1024, "unfused": 16, "tvm": 16}
     fused, tir, unfused, tvm = (
@@ -331,6 +332,7 @@ def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
     return status, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     status, written = tiny_run(tmp_path, "--static")
     assert status == 0
@@ -342,6 +344,7 @@ def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     assert "tiny down 3: ours" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_contender_that_fails_does_not_end_the_run(
     tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_all_are_measured_if_there_are_no_more() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", TINY)
 def test_ours_computes_what_pytorch_does(size, tiny, cpu_in_place_of_a_gpu) -> None:
     for chain, _ in Grid([size], CASES, [5]).items:
@@ -222,6 +223,7 @@ def run(tmp_path, *words: str) -> tuple[int, dict]:
     return status, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_a_whole_run_compiles_each_chain_once(
     tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_wrong_result_fails_a_run(tmp_path, tiny, cpu_in_place_of_a_gpu, monke
     assert status == 1 and only["wrong"] == ["ours"]
 
 
+@pytest.mark.slow
 def test_runs_of_two_seeds_are_merged(tmp_path, tiny, cpu_in_place_of_a_gpu) -> None:
     files = []
     for seed, case in (("0", "out"), ("1", "plain")):

@@ -51,6 +51,7 @@ def test_random_chains_take_the_place_of_those_with_names() -> None:
     assert chains.JudgeChains(args).args.cases == [] and args.most == 9
 
 
+@pytest.mark.slow
 def test_feasibility_of_a_few_kernels(tmp_path) -> None:
     arguments = ["--kernels", "3", "--results", str(tmp_path)]
     assert main(feasibility.JudgeFeasibility, arguments) == 0

@@ -191,6 +191,7 @@ def test_unused_tensors_are_a_warning_of_one_line(tmp_path, monkeypatch, capsys)
     assert warned.startswith("relax-fusion: warning: ") and "vision.weight" in warned
 
 
+@pytest.mark.slow
 @links
 def test_config_alone_runs_with_random_weights_of_a_seed(tmp_path, capsys):
     config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
@@ -207,6 +208,7 @@ def test_config_alone_runs_with_random_weights_of_a_seed(tmp_path, capsys):
     assert run("1") == run("1") != run("2")
 
 
+@pytest.mark.slow
 @links
 def test_bfloat16_weights_are_stored_and_run(checkpoint, tmp_path, capsys):
     out = tmp_path / "out"
@@ -220,6 +222,7 @@ def test_bfloat16_weights_are_stored_and_run(checkpoint, tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
 
 
+@pytest.mark.slow
 @links
 def test_quantised_weights_are_stored_and_run(checkpoint, compiled, tmp_path, capsys):
     out, name = tmp_path / "out", "q4f32_1"
@@ -258,7 +261,7 @@ def test_generation_stops_at_the_end_token():
 
 
 @links
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("graphs", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
     quick = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512}
     quick |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}

@@ -32,6 +32,7 @@ def as_library(made):
     return compiled
 
 
+@pytest.mark.slow
 def test_quick_demo_agrees(monkeypatch, capsys):
     monkeypatch.setattr("relax_fusion.cli.demo.host_target", quick_host)
     for name, made in {"build": short, "build_default": build.build_default}.items():

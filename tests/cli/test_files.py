@@ -156,7 +156,7 @@ def test_files_that_hold_no_model(tmp_path: Path, error, name: str, content, say
 
 
 @links
-@pytest.mark.parametrize("masked_lm", [True, False])
+@pytest.mark.parametrize("masked_lm", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_encoder_takes_arrays(tmp_path: Path, capsys, masked_lm: bool) -> None:
     config = {
         "architectures": ["BertForMaskedLM" if masked_lm else "BertModel"],

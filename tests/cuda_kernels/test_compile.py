@@ -13,6 +13,7 @@ from relax_fusion.estimator.families.cuda_matmul.tiles import accumulators
 from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.workload import Rope
 
+from ..support.slow import sampled
 from .cases import H200, gated, matmul, plan, rotated
 from .packed_cases import Q4, Q8, bfloat16, packed
 from .packed_cases import plan as packed_plan
@@ -180,7 +181,7 @@ def test_forms_are_of_allowed_plans_and_have_the_most_accumulators() -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", sampled(FORMS, 3))
 def test_ptxas_neither_warns_nor_spills(name: str) -> None:
     log = require_nvrtc().log(name, FORMS[name].text, "sm_90a")
     assert not re.search(r"warning|serialized|setmaxnreg|Performance Loss", log), log

@@ -11,6 +11,7 @@ from relax_fusion.launch.cuda_source import CUDASource
 
 from ..support import emulated
 from ..support.emulated import LaunchError, needs_compiler, on_cpu
+from ..support.slow import sampled
 from .cases import CASES, HOWS
 from .packed_cases import PACKED
 
@@ -194,7 +195,7 @@ DEFECTS |= {  # of packed weights
 }
 
 
-@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+@pytest.mark.parametrize("defect", sampled(DEFECTS.values(), 6), ids=DEFECTS)
 def test_a_defect_is_seen(defect: Defect) -> None:
     case = (CASES | PACKED)[defect.case]
 

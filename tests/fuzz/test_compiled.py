@@ -10,6 +10,7 @@ from . import compiled
 SEEDS = (500006, 500024)
 
 
+@pytest.mark.slow
 def test_a_small_campaign() -> None:
     found = compiled.explore(SEEDS)
     assert not found.failures

@@ -48,6 +48,7 @@ def _failing(seeds: Any) -> matches.Failure:
     return matches.explore(seeds).failures[0]
 
 
+@pytest.mark.slow
 def test_a_wrong_match_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     _doubled(monkeypatch)
     failure = _failing(range(40))

@@ -104,9 +104,7 @@ def compiled(quantization: str, kind_of_device: str) -> tuple[llama.Engine, llam
     return llama.Engine(executable, [params[name] for name in names], device), exact
 
 
-@pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("quantization", ERRORS)
 def test_generation(report: Report, quantization: str, device: str) -> None:
     engine, exact = compiled(quantization, device)

@@ -65,12 +65,13 @@ def check(encoder: Encoder, model: transformers.PreTrainedModel, dtype: str) -> 
         assert_accurate(encoder.encode(*batch), exact, moved, dtype, terms)
 
 
-@pytest.mark.parametrize("name", ["plain", "headless"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("headless", marks=pytest.mark.slow)])
 def test_float32_output_matches_transformers(name, request):
     model, encoder = request.getfixturevalue(name)
     check(encoder, model, "float32")
 
 
+@pytest.mark.slow
 def test_half_is_accurate(tmp_path):
     model = models.bert().to(torch.bfloat16)
     path = models.save(model, tmp_path)

@@ -21,7 +21,7 @@ ODD = {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}
 
 @pytest.mark.parametrize(
     ("changes", "length"),
-    [({}, models.MAX_SEQ_LEN), (ODD, models.SHORT_SEQ_LEN)],
+    [pytest.param({}, models.MAX_SEQ_LEN, marks=pytest.mark.slow), (ODD, models.SHORT_SEQ_LEN)],
     ids=["plain", "odd"],
 )
 def test_float32_logits_match_transformers(changes, length, tmp_path):
@@ -30,6 +30,7 @@ def test_float32_logits_match_transformers(changes, length, tmp_path):
     models.check_decoder(make_generator(path, length=length), model)
 
 
+@pytest.mark.slow
 def test_half_is_accurate(tmp_path):
     length = models.SHORT_SEQ_LEN
     models.check_half_decoder(make_generator, models.gpt2(), tmp_path, "float16", length)

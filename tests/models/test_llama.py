@@ -60,6 +60,7 @@ def test_float32_logits_match_transformers(plain):
     models.check_decoder(plain[1], plain[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", list(VARIANTS)[1:])
 def test_variants_match_transformers(variant, tmp_path):
     model = models.llama(**VARIANTS[variant])
@@ -67,6 +68,7 @@ def test_variants_match_transformers(variant, tmp_path):
     models.check_decoder(make_generator(path, length=models.SHORT_SEQ_LEN), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "length"), [("float16", models.SHORT_SEQ_LEN), ("bfloat16", models.MAX_SEQ_LEN)]
 )
@@ -95,6 +97,7 @@ def test_generate_is_greedy_and_starts_afresh(plain):
     assert np.array_equal(new[0], expected[0, 7:].numpy())
 
 
+@pytest.mark.slow
 def test_symbolic_batch_gives_each_row_its_own_answer(tmp_path):
     model = models.llama()
     config = load_config(models.save(model, tmp_path))

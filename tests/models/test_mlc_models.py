@@ -142,6 +142,7 @@ def test_rows_of_a_vocabulary_of_unknown_size_are_read_packed(name: str) -> None
     assert len(report.launches[0].kernels) == 1 and not written_weights(mod)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-q4f16_1", "llama3_1_8b-q4f32_1"])
 def test_whole_functions_compile(name: str) -> None:
     pipeline = relax.get_pipeline("relax_fusion", target=CPU)

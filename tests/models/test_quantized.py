@@ -118,6 +118,7 @@ def test_no_launch_is_for_decoding(config: str, name: str, target: str) -> None:
     ],
     ids=("llama-q4f32_1", "llama-q3f16_0", "gpt2-q8f16_1"),
 )
+@pytest.mark.slow
 def test_logits_are_those_of_the_decoded_weights(tmp_path, make, name: str) -> None:
     path = models.save(make(), tmp_path)
     exported = export(load_config(path), max_seq_len=models.SHORT_SEQ_LEN, quantization=name)
@@ -193,7 +194,7 @@ def test_arguments_that_do_not_fit(arguments: dict, says: str) -> None:
         export(TINY, **arguments)
 
 
-@pytest.mark.parametrize("batch", [1, 3, "b"])
+@pytest.mark.parametrize("batch", [1, *(pytest.param(b, marks=pytest.mark.slow) for b in (3, "b"))])
 @pytest.mark.parametrize("config", ["normed", "gpt2"])
 def test_fused_kernels_are_those_that_were_chosen(config: str, batch: int | str) -> None:
     wide = replace(CONFIGS[config], hidden_size=512, num_heads=8, intermediate_size=768)

@@ -326,11 +326,19 @@ class Run:
         return evaluate(self.work.graph, inputs, **how)
 
 
+def _marks(backend: Any) -> list[pytest.MarkDecorator]:
+    if backend in ON_GPU:
+        return [pytest.mark.gpu, needs_gpu]
+    return [] if backend in ON_CPU[:2] else [pytest.mark.slow]
+
+
 def on_every_backend(**works: Workload) -> Callable[[Any], Any]:
-    """Give a test, as `run`, each of `works` on each back end that takes it."""
-    marks = [pytest.mark.gpu, needs_gpu]
+    """Give a test, as `run`, each of `works` on each back end that takes it.
+
+    Those beyond the reference and one kernel for this processor are slow.
+    """
     found = [
-        pytest.param(Run(b, work), id=f"{b.name}-{name}", marks=marks if b in ON_GPU else ())
+        pytest.param(Run(b, work), id=f"{b.name}-{name}", marks=_marks(b))
         for name, work in works.items()
         for b in (*ON_CPU, *ON_GPU)
         if b.takes(work)

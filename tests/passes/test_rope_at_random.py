@@ -23,7 +23,6 @@ from ..support.rope_chains import turn as turned_halves
 
 WIDTH = 8
 PERMUTATIONS = {4: ([0, 2, 1, 3], [1, 0, 2, 3], [2, 0, 1, 3], [1, 2, 0, 3]), 3: ([1, 0, 2],)}
-SEEDS = range(300)
 
 
 @dataclass
@@ -168,10 +167,14 @@ def rotated(decisions: list[Decision]) -> bool:
     return any(d.workload.outputs[0].rope for d in decisions if d.fused)
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[int, tuple[bool, float]]:
+@pytest.fixture(
+    scope="module",
+    params=[range(100), pytest.param(range(100, 300), marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def outcomes(request: pytest.FixtureRequest) -> dict[int, tuple[bool, float]]:
     """Rewrite all functions in one go: whether each was rotated, and its largest difference."""
-    chains = {seed: draw(seed) for seed in SEEDS}
+    chains = {seed: draw(seed) for seed in request.param}
     before = module(chains.values())
     after, decisions = run_pass(before, MATMUL)
     found = {}
@@ -192,4 +195,4 @@ def test_every_function_means_the_same(outcomes: dict[int, tuple[bool, float]]) 
 
 def test_both_outcomes_are_common(outcomes: dict[int, tuple[bool, float]]) -> None:
     turned = sum(done for done, _ in outcomes.values())
-    assert 80 < turned < len(SEEDS) - 80
+    assert 0.27 < turned / len(outcomes) < 0.73

@@ -25,6 +25,7 @@ from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply
 
 from ...support.generated import draw_schedule, sizes_of
+from ...support.slow import sampled
 from ...support.strange_graphs import KINDS
 
 FEW = KernelOptions(num_warps=4, num_stages=2)
@@ -38,7 +39,7 @@ BOTH = [(kind, sm) for kind in KINDS for sm in (80, 90) if (kind, sm) != ("float
 """Kinds of graphs by compute capability; sm_80 has no float8_e4m3fn."""
 
 
-@pytest.mark.parametrize(("kind", "capability"), BOTH)
+@pytest.mark.parametrize(("kind", "capability"), sampled(BOTH, 3))
 def test_strange_graphs_compile(kind: str, capability: int, tmp_path: Path) -> None:
     sources = []
     for seed in range(2):
@@ -67,7 +68,7 @@ def normed_mlp(width: int, hidden: int) -> Graph:
     return g.graph()
 
 
-@pytest.mark.parametrize("device", ["rtx4090", "a100", "h200"])
+@pytest.mark.parametrize("device", sampled(["rtx4090", "a100", "h200"]))
 def test_no_kernel_has_more_shared_memory_than_was_counted(device: str, tmp_path: Path) -> None:
     """Of plans with the most of it; what a product is computed from is loaded ahead too."""
     work, dev = Chain(normed_mlp(768, 64)), device_of(make_target(device))

@@ -14,6 +14,7 @@ from relax_fusion.hardware.target import device_of
 
 from ...support.generated import check, check_plan
 from ...support.interpreted import Interpreter
+from ...support.slow import sampled
 from ...support.strange_graphs import KINDS
 
 
@@ -24,7 +25,7 @@ def interpreter() -> Iterator[Interpreter]:
     worker.close()
 
 
-@pytest.mark.parametrize("first", range(0, 60, 30))
+@pytest.mark.parametrize("first", sampled(range(0, 60, 30)))
 def test_random_graphs_under_random_schedules(first: int, interpreter: Interpreter) -> None:
     """Edges that no tile divides, online softmax, three products, split sums, tensor maps."""
     said = interpreter(list(range(first, first + 30)), (16, 32))
@@ -91,7 +92,7 @@ def draw_work(choose: random.Random) -> MatmulChain:
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sampled(range(8)))
 def test_plans_that_are_offered_for_random_chains(seed: int, planned: Interpreter) -> None:
     choose = random.Random(seed)
     work, dev = draw_work(choose), device_of(make_target(choose.choice(("h200", "a100"))))

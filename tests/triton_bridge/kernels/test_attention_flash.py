@@ -17,6 +17,7 @@ from relax_fusion.triton_bridge.kernels.attention_core import Constants
 from relax_fusion.triton_bridge.kernels.attention_flash import attention_flash
 from relax_fusion.triton_bridge.kernels.attention_flash_scores import late_scale
 
+from ...support.slow import sampled
 from .attention_code import compiled as compile_one
 from .gluon_on_cpu import Map, Pointer, launch, values
 from .test_attention_pointer import Heads
@@ -162,7 +163,7 @@ TILES = {
 }
 
 
-@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("tiles", sampled(TILES))
 def test_the_main_loop_stays_in_registers(tiles: str, tmp_path: Path) -> None:
     kernel = compiled(**TILES[tiles])
     assert kernel.threads == 384 and kernel.scratch_bytes == 0

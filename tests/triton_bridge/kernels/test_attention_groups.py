@@ -16,6 +16,7 @@ from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.kernels.attention_fragments import tile_widths
 from relax_fusion.triton_bridge.kernels.attention_groups import attention_groups
 
+from ...support.slow import sampled
 from .attention_code import compiled as compile_one
 from .test_attention_pointer import Heads
 from .test_code import SIGNS, stack_bytes
@@ -47,7 +48,7 @@ def compiled(
     return compile_one(attention_groups, constants, groups, fixed=fixed)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES))
 def test_operands_are_loaded_16_bytes_at_a_time_into_registers(name: str, tmp_path: Path) -> None:
     rows, keys, _, changes, _ = CASES[name]
     kernel = compiled(*CASES[name])

@@ -12,6 +12,7 @@ import pytest
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.kernels.attention_halves import attention_halves
 
+from ...support.slow import sampled
 from .attention_code import compiled as compile_one
 from .test_attention_groups import EVERYTHING, PLAIN
 from .test_code import SIGNS, stack_bytes
@@ -31,7 +32,7 @@ def compiled(keys: int, width: int, changes: dict[str, Any], even: bool) -> Comp
     return compile_one(attention_halves, constants, maps=maps)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES))
 def test_tiles_are_copied_by_tma_and_sums_stay_in_registers(name: str, tmp_path: Path) -> None:
     keys, width, _, _ = CASES[name]
     kernel = compiled(*CASES[name])

@@ -15,6 +15,7 @@ from relax_fusion.triton_bridge.kernels.attention_core import LOG2_E, Constants,
 from relax_fusion.triton_bridge.kernels.attention_pointer import attention_pointer
 
 from ...support.interpreted import Interpreter, Launch
+from ...support.slow import sampled
 from .attention_code import compiled
 from .test_code import NARROW, SIGNS, stack_bytes
 
@@ -274,7 +275,7 @@ COMPILED = {  # case, keys of a block, stages, warps, architecture, and what mul
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", sampled(COMPILED))
 def test_copies_are_wide_and_nothing_is_spilled(name: str, tmp_path: Path) -> None:
     case, block_n, stages, warps, arch, multiplied = COMPILED[name]
     constants = case.constants(block_n=block_n, stages=stages, split=case.splits > 1)
