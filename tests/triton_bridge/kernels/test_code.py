@@ -18,6 +18,8 @@ from relax_fusion.triton_bridge.kernels.products import Constants, Form, Tensors
 from relax_fusion.triton_bridge.kernels.row_norm import row_norm
 from relax_fusion.triton_bridge.kernels.split_reduce import split_reduce
 
+from ...support.slow import sampled
+
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FORM = Form(96, 6144, "nk")
 NARROW_FORM = Form(16, 1024, "nk")
@@ -139,7 +141,7 @@ def stack_bytes(cubin: bytes, folder: Path) -> int:
     return int(re.search(r"STACK:(\d+)", text)[1])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES))
 def test_the_code_is_wide_and_stays_in_registers(name: str, tmp_path: Path) -> None:
     kernel, forms, constants, warps, signs = CASES[name]
     arch = int(name[-2:]) if "sm8" in name else 90
