@@ -21,6 +21,7 @@ from relax_fusion.workload.roofline import size_at
 from ..support.chains import Chain, module, run_pass
 from ..support.generated import draw_values, wrong
 from ..support.region_cases import CASES, half
+from ..support.slow import sampled
 
 PASS = "FuseChains"
 CPU = tvm.target.Target(
@@ -81,7 +82,7 @@ def check(work: Region, plan: TilingPlan, rows: int, first: float | None = None)
     return wrong(graph, {o.name: each.numpy().astype("float64") for o, each in named}, given)
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", sampled(FLOATS, 2))
 def test_numbers(name: str) -> None:
     """The plans that are offered, for fewer rows than a register tile has and for more."""
     work = region(name)

@@ -238,6 +238,7 @@ def test_gate_and_up_of_two_inputs() -> None:
 CHAINS = [Chain(*case[:4]) for case in (*DECLINES, *UNTOUCHED) if case[0] not in ("odd", "uneven")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)

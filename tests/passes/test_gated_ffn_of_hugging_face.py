@@ -15,6 +15,7 @@ from relax_fusion import Report
 from ..support import models
 from ..support.accuracy import assert_accurate
 from ..support.quick import machine, quick_host, quickly
+from ..support.slow import sampled
 
 BATCH, LENGTH = 2, 12
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -45,7 +46,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    ("activation", "symbolic"), zip(ACTIVATIONS, itertools.cycle([True, False]))
+    ("activation", "symbolic"), sampled(zip(ACTIVATIONS, itertools.cycle([True, False])))
 )
 def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     model = models.llama(hidden_act=activation, mlp_bias=symbolic)

@@ -260,6 +260,7 @@ def test_is_no_rotation(name: str) -> None:
 CHAINS = [chain for chain, *_ in DECLINES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)
