@@ -9,6 +9,8 @@ from relax_fusion import PipelineOptions, Report, make_target
 from relax_fusion.models import BertConfig, GPT2Config, LlamaConfig, export
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse
 
+from ..support.slow import sampled
+
 LLAMA = LlamaConfig(
     vocab_size=128256,
     hidden_size=4096,
@@ -38,7 +40,7 @@ BERT = BertConfig(
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2, BERT], ids=lambda c: c.family)
-@pytest.mark.parametrize("target", ["h200", "llvm"])
+@pytest.mark.parametrize("target", sampled(["h200", "llvm"]))
 def test_every_match_is_checked(config: LlamaConfig, target: str) -> None:
     report = Report()
     options = PipelineOptions(make_target(target), report=report, validate="strict")

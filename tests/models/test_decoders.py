@@ -28,7 +28,7 @@ from relax_fusion.pipeline import (
 )
 
 from ..support import models
-from ..support.slow import quick_if
+from ..support.slow import quick_if, sampled
 from .test_imported import CPU
 
 
@@ -73,8 +73,11 @@ LAUNCHES = {
 @pytest.mark.parametrize(
     ("name", "dtype"),
     # In half precision, casts stand around norms: of rows, of heads, and those that add 1
-    [(name, "float32") for name in models.DECODERS]
-    + [(name, "float16") for name in ("Phi3", "Qwen3", "Gemma3Text")],
+    sampled(
+        [(name, "float32") for name in models.DECODERS]
+        + [(name, "float16") for name in ("Phi3", "Qwen3", "Gemma3Text")],
+        2,
+    ),
 )
 def test_every_chain_is_fused(name: str, dtype: str) -> None:
     fields = {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3}

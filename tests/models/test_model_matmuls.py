@@ -23,6 +23,7 @@ from relax_fusion.models import export, zoo_config
 from relax_fusion.pipeline import PHASES
 
 from ..support.chains import Chain, module
+from ..support.slow import sampled
 
 H200 = make_target("h200")
 RULES = (
@@ -95,7 +96,7 @@ MODELS = (
 
 @pytest.mark.parametrize(
     ("name", "batch", "dtype"),
-    [(*case, dtype) for case, dtype in zip(MODELS, itertools.cycle(("float16", "bfloat16")))],
+    sampled(((*case, d) for case, d in zip(MODELS, itertools.cycle(("float16", "bfloat16")))), 3),
 )
 def test_no_matmul_of_a_model_is_a_scalar_loop(name: str, batch: int | str, dtype: str) -> None:
     config = replace(zoo_config(name), num_layers=1)
@@ -150,7 +151,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", sampled(["float16", "bfloat16"]))
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_no_spelling_of_a_projection_is_a_scalar_loop(name: str, dtype: str) -> None:
     inputs, body = SPELLINGS[name]

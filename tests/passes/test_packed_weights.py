@@ -21,6 +21,7 @@ from ..support.quantised_functions import (
     random_array,
 )
 from ..support.quick import machine, quickly
+from ..support.slow import sampled
 
 K, N, ROWS = 128, 48, 5
 WIDE = ("float16", "bfloat16", "float32")
@@ -84,7 +85,7 @@ def test_kernels_read_words(name: str) -> None:
     assert all("packed" in d.spelling for d in report.fused)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", sampled(READ, 2))
 def test_numbers(name: str) -> None:
     mod = ffn(name, tirx.Var("n", "int64"))
     pipeline = relax.get_pipeline(
