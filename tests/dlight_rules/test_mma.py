@@ -29,6 +29,7 @@ from ..support.contraction_cases import (
     plain,
     tensor_core_cases,
 )
+from ..support.slow import sampled
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import run_kernel
 
@@ -63,7 +64,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
-@pytest.mark.parametrize("case", tensor_core_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(tensor_core_cases(), 2), ids=lambda case: case.name)
 def test_numbers(case: Case) -> None:
     for plan in small_plans(case.work):
         case.check(case.inputs(), computed(case, plan))
@@ -72,7 +73,7 @@ def test_numbers(case: Case) -> None:
 NK = [c for c in tensor_core_cases() if plans(c.work, "wgmma")]
 
 
-@pytest.mark.parametrize("case", NK, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(NK, 2), ids=lambda case: case.name)
 def test_numbers_of_warp_groups(case: Case) -> None:
     case.check(case.inputs(), computed(case, small_plans(case.work, "wgmma")[0]))
 

@@ -17,6 +17,7 @@ from relax_fusion.workload import GatedFFN
 
 from ..support.contraction_cases import HALF, HALF_GATED, ROWS, Case, plain
 from ..support.operand_cases import INTEGERS, TF32, IntegerCase, multiplied
+from ..support.slow import sampled
 from .test_mma import Work, computed, source_and_host
 
 A100 = make_target("a100")
@@ -48,7 +49,7 @@ def sized(work: Work, rows: object, n: int, k: int) -> Work:
     return replace(work, rows=rows, k=k, outputs=(replace(work.outputs[0], n=n),))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", sampled(range(2)))
 @pytest.mark.parametrize("name", WORKS)
 def test_sizes_need_be_no_multiples_of_a_tile(name: str, seed: int) -> None:
     """With one row and some columns in the last tiles, and a step of k that is not whole."""
@@ -62,7 +63,7 @@ def test_sizes_need_be_no_multiples_of_a_tile(name: str, seed: int) -> None:
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
-@pytest.mark.parametrize("target", ["a100", "rtx4090"])
+@pytest.mark.parametrize("target", sampled(["a100", "rtx4090"]))
 @pytest.mark.parametrize("name", ["nk", "gated", "int8_kn", "tf32"])
 def test_tiles_compile_for_their_device_and_stay_in_registers(target: str, name: str) -> None:
     chosen, dev = make_target(target), device_of(make_target(target))

@@ -22,6 +22,7 @@ from relax_fusion.workload import (
 )
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 
+from ..support.slow import sampled
 from .generic_on_cpu import Launches
 from .nodes import Node
 
@@ -115,7 +116,9 @@ def in_front(work: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "rows"),
     # How a byte becomes a number does not depend on the height: two of e4m3 have both
-    [(name, rows) for name in WORKS for rows in (3, 16) if rows == 3 or name not in BYTES],
+    sampled(
+        [(name, rows) for name in WORKS for rows in (3, 16) if rows == 3 or name not in BYTES], 3
+    ),
 )
 def test_numbers(name: str, rows: int) -> None:
     work = replace(WORKS[name], rows=rows)

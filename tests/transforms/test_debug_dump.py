@@ -257,6 +257,7 @@ def test_a_second_dump_leaves_nothing_of_the_first(tmp_path: Path) -> None:
     assert files == {*own, "debug-phase0.py", "index.html", PASSES, "report.html"}
 
 
+@pytest.mark.slow
 def test_two_dumps_are_equal_but_for_seconds(tmp_path: Path) -> None:
     texts = []
     for seed in ("1", "2"):
