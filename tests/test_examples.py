@@ -45,6 +45,7 @@ def test_as_a_pipeline(tmp_path: Path) -> None:
     assert value(text, "largest difference from TVM's default pipeline") < 1e-5
 
 
+@pytest.mark.slow
 def test_passes_alone(tmp_path: Path) -> None:
     text = printed("passes_alone.py", tmp_path, without_torch())
     assert value(text, "calls of fused kernels") == 2 and "inner = R.call_tir(" in text

@@ -86,6 +86,7 @@ def encoder(tmp_path_factory) -> Path:
     return compiled_from(BERT, tmp_path_factory.mktemp("encoder"))
 
 
+@pytest.mark.slow
 def test_a_decoder_against_tvm_and_torch(decoder, tmp_path, capsys):
     file = tmp_path / "times.json"
     file.write_text("old")

@@ -82,6 +82,7 @@ def test_explain_is_narrow_ends_with_sums_and_tells_all_if_asked(capsys):
     assert every.count("FuseChains") > text.count("FuseChains")
 
 
+@pytest.mark.slow
 def test_no_call_is_longer_than_the_longest_sequence(tmp_path, capsys):
     config = write_json(tmp_path / "config.json", CONFIG)
     for command in (["explain"], ["compile", "-o", str(tmp_path / "made")]):

@@ -171,6 +171,7 @@ def test_a_model_without_work(tmp_path: Path, capsys) -> None:
     assert len(told([file, "--csv", "-"], capsys).splitlines()) == 1
 
 
+@pytest.mark.slow
 @links
 def test_recorded_sizes_are_those_of_the_run(compiled, tmp_path: Path, capsys) -> None:
     file = str(tmp_path / "sizes.json")

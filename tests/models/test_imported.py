@@ -102,6 +102,7 @@ def test_coverage(family: str) -> None:
     assert seen == {tag: parsed(EXPECTED)[tag] for tag in seen}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families()[::4])
 def test_chains_are_counted_whether_they_are_fused_or_not(family: str) -> None:
     tag = chosen(family, [tag for tag in parsed(EXPECTED) if tag.split("-")[0] == family])[0]

@@ -9,6 +9,7 @@ import pytest
 
 from ..support.attention_chains import PASS, attention, const
 from ..support.chains import Chain, module, run_pass
+from ..support.slow import quick_if
 
 CAUSAL, WHOLE = "top_left", "none"
 
@@ -186,7 +187,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", quick_if(lambda c: str(c) != "float16 is rounded", CASES), ids=str)
 def test_reads(case: Case) -> None:
     q, kv = (f"[1,1,{n},8]" for n in (case.q_len, case.kv_len))
     low = const(float("-inf"))

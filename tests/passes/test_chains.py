@@ -253,6 +253,7 @@ def test_a_workload_that_is_no_graph() -> None:
             from_json(wrong)
 
 
+@pytest.mark.slow
 def test_what_a_kernel_covers() -> None:
     """The report counts what stands in a region as it does where patterns took it."""
     (case,) = (c for c in CASES if c.chain.name == "norm_in_front")

@@ -13,6 +13,7 @@ from relax_fusion import Report
 from ..support import models
 from ..support.accuracy import assert_accurate
 from ..support.quick import machine, quick_host, quickly
+from ..support.slow import sampled
 
 LENGTH = 12
 
@@ -40,7 +41,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", sampled([2, 1]))
 def test_heads_are_rotated_by_the_projections(model: torch.nn.Module, batch: int) -> None:
     layers = Layers(model)
     generator = torch.Generator().manual_seed(1)

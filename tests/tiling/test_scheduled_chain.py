@@ -25,6 +25,7 @@ from relax_fusion.workload.reference import evaluate
 from relax_fusion.workload.values import Axis, Const, apply
 
 from ..support.generated import draw_values, wrong
+from ..support.slow import sampled
 from ..support.strange_graphs import KINDS
 from . import graphs
 
@@ -85,14 +86,14 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", sampled(GRAPHS, 2))
 def test_a_graph_has_the_numbers_of_its_reference(name: str) -> None:
     graph = GRAPHS[name]
     for schedule in islice(schedules(graph, {}, random.Random(name)), 4):
         compare(graph, schedule, {})
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", sampled(range(12), 2))
 def test_random_graphs(seed: int) -> None:
     choose = random.Random(seed)
     graph = graphs.random_graph(choose)
@@ -101,7 +102,7 @@ def test_random_graphs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["twice_scaled", "numbers", "factors", "repeated"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4), 2))
 def test_strange_graphs(kind: str, seed: int) -> None:
     """Two exponentials of one maximum, numbers without shape, many factors."""
     choose = random.Random(seed)
@@ -138,7 +139,7 @@ def attention() -> Graph:
     return g.graph()
 
 
-@pytest.mark.parametrize("rows", [1, 20, 70])
+@pytest.mark.parametrize("rows", sampled([70, 1, 20]))
 def test_rows_of_any_number_under_a_band(rows: int) -> None:
     graph = attention()
     found = schedules(graph, {"n": 40}, random.Random(3), dynamic=True)

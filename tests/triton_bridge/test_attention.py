@@ -301,6 +301,7 @@ LARGEST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_code")
 def test_shared_memory_is_what_the_estimator_says() -> None:
     """Of the candidate that needs most, by device, workload and family."""
