@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
 from ...compute.activations import polynomial
 from ...matching.expressions import found_in, loads_of, substitute
@@ -84,7 +84,10 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         writer = _Writer(loop.loop_var - loop.min, int(loop.extent))
         made = tvm_ffi.structural_map(loop, (_STATEMENTS, writer.statement))
-        return tirx.SeqStmt([*writer.scratch, made]) if writer.scratch else loop
+        if not writer.scratch:
+            return loop
+        made = tvm_ffi.structural_map(made, (s_tir.SBlockRealize, partial(_with_lane, loop)))
+        return tirx.SeqStmt([*writer.scratch, made])
 
     def alone(stmt: tirx.BufferStore | tirx.Bind) -> tirx.Stmt:
         writer = _Writer(tirx.const(0, "int32"), 1)
@@ -98,6 +101,27 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 _STATEMENTS = (tirx.BufferStore, tirx.Bind)
+
+
+def _with_lane(loop: tirx.For, realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+    """Give a block that uses the variable of a loop around it an axis of that."""
+    block = realize.block
+    if not any(v.same_as(loop.loop_var) for v in found_in(block.body, tirx.Var)):
+        return realize
+    lane = tirx.Var("lane", loop.loop_var.ty.dtype)
+    extent = ir.Range.from_min_extent(loop.min, loop.extent)
+    new = s_tir.SBlock(
+        [*block.iter_vars, tirx.IterVar(extent, lane, tirx.IterVar.DataPar)],
+        block.reads,
+        block.writes,
+        block.name_hint,
+        substitute(block.body, {loop.loop_var: lane}),
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+    return s_tir.SBlockRealize([*realize.iter_values, loop.loop_var], realize.predicate, new)
 
 
 class _Writer:
