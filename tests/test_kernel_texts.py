@@ -88,15 +88,7 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
         TilePlan(64, 64, 32, 32, 32, 8, num_stages=2, num_warps=4, family="mma"),
     ),
     "FmaTiles": ("a100", matmul(4, 64, 32), TilePlan(2, 32, 32, lanes=8, num_warps=2)),
-    "MmaAttention": (
-        *("a100", SMALL),
-        TilePlan(32, 32, 16, 16, 32, 8, num_stages=2, num_warps=2, family="mma"),
-    ),
     "FmaAttention": ("a100", SMALL, TilePlan(2, 16, 16, num_warps=1)),
-    "MmaChain": (
-        *("a100", chain(16, (32, 16, 32), "float16")),
-        TilePlan(16, 16, 32, 16, 16, 8, num_stages=2, num_warps=1, family="mma"),
-    ),
     "CpuTiles": (CPU, matmul(1, 256, 32), TilePlan(1, 1, 256, lanes=16)),
     "Words": (
         *(CPU, replace(PACKED, k=64, dtype="float32", out_dtype="float32")),

@@ -61,11 +61,11 @@ def attention_prim_func(work: Attention, plan: TilePlan) -> tirx.PrimFunc:
         )
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_attr({"tirx.noalias": True})
-        _tiles(work, plan, *operands_of(declare(work.graph), work))
+        _tiles(work, plan, *_operands_of(declare(work.graph), work))
     return builder.get()
 
 
-def operands_of(params: Sequence[tirx.Var], work: Attention) -> tuple[Sizes, Operands]:
+def _operands_of(params: Sequence[tirx.Var], work: Attention) -> tuple[Sizes, Operands]:
     """Return the sizes and the buffers that the parameters of a function are."""
     operands = (*work.graph.inputs, *work.graph.outputs)
     named = {o.name: param for o, param in zip(operands, params, strict=True)}

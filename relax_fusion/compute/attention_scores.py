@@ -56,11 +56,11 @@ class Scores:
         `whole` promises that the key is one of `kv_len`.
         """
         score = dot * tirx.const(self.work.scale, FLOAT)
-        for step in self.steps(place, whole=whole):
+        for step in self._steps(place, whole):
             score = step(score)
         return tirx.Select(self._visible(place, whole), score, minus_infinity())
 
-    def steps(self, place: Place, *, whole: bool = False) -> list[Step]:
+    def _steps(self, place: Place, whole: bool) -> list[Step]:
         """Return what becomes of a scaled dot product, in order: soft-cap, bias, ALiBi."""
         work, operands, found = self.work, self.operands, list[Step]()
         if work.softcap is not None:
@@ -78,12 +78,6 @@ class Scores:
             slope = operands.slopes[place.head].astype(FLOAT)
             found.append(lambda score: score + slope * distance)
         return found
-
-    def unmasked(self, place: Place, *, whole: bool = False) -> tirx.Expr | None:
-        """Return whether the boolean mask lets a query see a key; None if there is none."""
-        if self.operands.mask is None or self.work.mask_dims is None:
-            return None
-        return self._read(self.operands.mask, self.work.mask_dims, place, whole)
 
     def position(self, query: tirx.Expr) -> tirx.Expr:
         """Return the key position at which a query stands."""

@@ -23,7 +23,6 @@ from tvm import te, tirx
 
 from ..estimator.families.cpu_chain import is_packed, panel_columns
 from ..estimator.families.panels import FAMILY as PANELS
-from ..estimator.families.tensor_cores import tiles as mma
 from ..estimator.tile_plan import TilePlan
 from ..workload import MatmulChain, WeightLayout
 from .accumulation import accumulate
@@ -48,10 +47,7 @@ def matmul_chain_prim_func(work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
     Its parameters are the operands of ``work.graph``.
     """
     stages = Stages(work.graph)
-    if plan.family == mma.FAMILY:
-        _whole(stages, work)
-    else:
-        (_in_blocks if plan.family == PANELS else _in_a_row)(stages, work, plan)
+    (_in_blocks if plan.family == PANELS else _in_a_row)(stages, work, plan)
     return stages.func()
 
 
@@ -77,16 +73,6 @@ def _reader(layout: WeightLayout, w: te.Tensor) -> Callable[..., tirx.Expr]:
     return lambda p, j, r: weight_at(layout, w, j, r)
 
 
-def _whole(stages: Stages, work: MatmulChain) -> None:
-    """Add both matmuls as they are, for tensor cores, whose copies fill in zeros."""
-    x = stages["x"]
-    lead, shape = _outside(x)
-    acc = _product(stages, work, 0, shape, x)
-    value = stepped(stages, 0, work.inner, acc, work.r)
-    middle = te.compute(int64((*shape, work.r)), lambda *at: value(*at).astype(work.dtype), "out0")
-    _result(stages, work, (lead, shape[1]), _product(stages, work, 1, shape, middle))
-
-
 def _outside(x: te.Tensor) -> tuple[tuple[Size, ...], tuple[Size, Size]]:
     """Return the batch, if there is one, and (matrices, rows)."""
     *lead, rows, _ = x.shape
@@ -106,20 +92,6 @@ def _result(
         "out1",
     )
     stages.give("out1", out)
-
-
-def _product(
-    stages: Stages, work: MatmulChain, which: int, shape: tuple[Size, Size], data: te.Tensor
-) -> te.Tensor:
-    """Add a weight, and the reduction of `data` and it."""
-    n, layout, w = (work.r, work.n)[which], work.layouts[which], stages[f"w{which}"]
-    r = te.reduce_axis((0, data.shape[-1]), "k")
-
-    def product(b: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        element = weight_at(layout, _at(w, b), j, r).astype(ACCUMULATE)
-        return te.sum(_at(data, b)(i, r).astype(ACCUMULATE) * element, axis=r)
-
-    return te.compute(int64((*shape, n)), product, f"acc{which}")
 
 
 def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:

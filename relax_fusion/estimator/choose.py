@@ -142,9 +142,10 @@ def choose(
         return Decline(Reason.NO_PLAN, beyond)
     found = list(options(work, dev, backend))
     if not found:
-        others = ("tir",) if work.is_adapted and backend == "tir" else ("tir", "triton")
-        why = next(filter(None, (refusals(work, dev, each) for each in others)), ())
-        nobody = f"no kernel of backend {backend!r} for the {dev.label} adds what adapters make"
+        asked = ("tir",) if backend == "tir" else ("tir", "triton")
+        why = next(filter(None, (refusals(work, dev, each) for each in asked)), ())
+        what = "adds what adapters make" if work.is_adapted else f"takes a {type(work).__name__}"
+        nobody = f"no kernel of backend {backend!r} for the {dev.label} {what}"
         return Decline(Reason.NO_PLAN, "; ".join(why) or nobody)
     times = measured.of(work) if measured is not None else {}
     chosen = list(_chosen(found, work, dev, backend, times))

@@ -109,10 +109,6 @@ class KernelFamily(ABC, Generic[W]):
         """Return why there is no kernel for `work` on `dev`, whatever the plan."""
         return None
 
-    def nothing_fits(self, work: W, dev: DeviceSpec) -> str:
-        """Return what to say where none of its plans fits."""
-        return f"no tile of any family fits the {dev.label}"
-
     @abstractmethod
     def plans(self, work: W, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield plans worth pricing, which may not all fit; of equal prices, the first is taken."""

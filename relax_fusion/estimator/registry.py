@@ -26,8 +26,6 @@ from .families.few_rows.packed import PackedRows
 from .families.fma_attention import FmaAttention
 from .families.fma_tiles import FmaTiles
 from .families.generated.family import Generated
-from .families.mma_attention import MmaAttention
-from .families.mma_chain import MmaChain
 from .families.panels import Panels
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
@@ -43,8 +41,7 @@ Family = KernelFamily[Any]
 
 FAMILIES: list[Family] = [
     *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
-    *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles()),
-    *(MmaAttention(), FmaAttention(), MmaChain()),
+    *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles(), FmaAttention()),
     *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain(), CpuGenerated()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
@@ -270,8 +267,9 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
 
 def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
     """Return why there is no plan for `work` on `dev`, each reason once."""
+    nothing_fits = f"no tile of any family fits the {dev.label}"
     known = families(work, dev, backend)
-    return list(dict.fromkeys(f.refuses(work, dev) or f.nothing_fits(work, dev) for f in known))
+    return list(dict.fromkeys(f.refuses(work, dev) or nothing_fits for f in known))
 
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:

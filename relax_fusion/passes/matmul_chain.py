@@ -49,7 +49,8 @@ class FuseMatmulChain(FusingPass):
         weight is dynamic; operands differ in dtype, or it is none of float16, bfloat16, float32;
         tensors are on several virtual devices, or on one of another kind than the target; the
         estimator predicts that the two matmuls alone are as fast, as where the intermediate is
-        wide, or finds no plan.
+        wide, or finds no plan.  On a GPU only Triton has such kernels: with the back end "tir"
+        there is none.
 
     Parameters
     ----------

@@ -211,9 +211,6 @@ class Block(Matrices):
     def call_exp(self, args: Any) -> Any:
         return np.exp(self.value(args[0]))
 
-    def call_exp2(self, args: Any) -> Any:
-        return np.exp2(self.value(args[0]))
-
     def call_tvm_warp_shuffle_xor(self, args: Any) -> Any:
         self._whole_warps()
         lanes = np.arange(LANES) ^ int(args[2])
@@ -242,11 +239,7 @@ class Block(Matrices):
         return value.view(numpy_dtype(str(node.ty.dtype)))
 
     def cvt(self, name: str, args: Any) -> None:
-        """Round to tf32, ties away from zero; or two numbers into the halves of a register."""
-        if any(is_text(a) and str(a.value).endswith("16x2") for a in args):
-            pair = np.stack([self.value(a) for a in (args[2], args[1])], -1)
-            self.set_register(args[0], pair.astype(self.shared.dtype).view(np.uint32)[:, 0])
-            return
+        """Round to tf32, ties away from zero."""
         assert any(is_text(a) and a.value == "rna" for a in args)
         bits = np.ascontiguousarray(self.value(args[1])).view(np.uint32)
         self.set_register(args[0], (bits + (TF32_LOST + 1) // 2) & ~TF32_LOST)

@@ -78,7 +78,7 @@ SENTENCES = [
     (
         {"family": "wgmma"},
         attention(),
-        "family is 'wgmma', backend 'tir' has 'mma' and ''",
+        "family is 'wgmma', backend 'tir' has '' for Attention on a gpu",
     ),
 ]
 

@@ -249,7 +249,8 @@ class Gpu:
         if self.backend == "tir" and work.is_adapted:
             return False
         if self.backend == "tir":
-            return self.family in ("", "mma") or not isinstance(work, Attention | MatmulChain)
+            kinds = Attention | MatmulChain if self.family else MatmulChain
+            return not isinstance(work, kinds)
         in_attention = self.family in ("pointer", "flash", "groups")
         in_contraction = self.family not in ("flash", "groups")
         fits = in_attention if isinstance(work, Attention) else in_contraction

@@ -352,7 +352,7 @@ def cases() -> list[Case]:
 
 
 def in_half() -> list[Case]:
-    """Return all cases with operands that tensor cores multiply."""
+    """Return all cases with operands of 16 bits."""
     found = []
     for case in cases():
         work = case.work

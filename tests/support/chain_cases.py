@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
-from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.workload import DynamicDim, MatmulChain
+from relax_fusion.workload import MatmulChain
 from relax_fusion.workload.reference import Rounding, evaluate, kept
 
 from .accuracy import nudged, rms
@@ -57,52 +56,3 @@ class ChainCase:
         step = float(ml_dtypes.finfo(got.dtype).eps) * rms(exact)
         error, limit = rms(got - exact), 2 * max(rms(o - exact) for o in others) + step
         assert error <= limit, f"error {error:.3g}, limit {limit:.3g}"
-
-
-HALF = MatmulChain(21, 48, 24, 40, ("nk", "nk"), (), (), "float16", "float16")
-MMA = TilePlan(
-    *(32, 32, 32),
-    reg_m=16,
-    reg_n=16,
-    lanes=8,
-    num_stages=3,
-    num_warps=2,
-    family="mma",
-)
-
-
-def tensor_core_chains() -> dict[str, tuple[ChainCase, TilePlan]]:
-    """Return cases for tensor cores, each with a plan whose tiles do not divide its sizes."""
-    wide = replace(MMA, reg_m=32, num_warps=1)
-    steps = {"inner": ("bias", 0.5, "silu"), "outer": ("bias", "residual")}
-    works: dict[str, tuple[MatmulChain, TilePlan]] = {
-        "transposed": (HALF, MMA),
-        "as_they_lie": (replace(HALF, layouts=("kn", "kn")), MMA),
-        "mixed": (
-            replace(HALF, layouts=("nk", "kn"), k=40, r=48, n=56),
-            replace(wide, reg_n=32, num_stages=4),
-        ),
-        "lora": (
-            replace(HALF, rows=50, r=8, n=72, k=136, outer=(2.0, "residual")),
-            replace(wide, block_n=80),
-        ),
-        "all_steps": (
-            replace(
-                HALF,
-                dtype="bfloat16",
-                out_dtype="bfloat16",
-                r=20,
-                layouts=("kn", "nk"),
-                k=36,
-                n=36,
-                **steps,
-            ),
-            replace(MMA, lanes=4, num_stages=2),
-        ),
-        "batched": (
-            replace(HALF, batch=2, layouts=("kn", "kn"), r=72, rows=17),
-            replace(MMA, block_m=16, num_warps=1, block_n=48),
-        ),
-        "dynamic": (replace(HALF, rows=DynamicDim("rows")), MMA),
-    }
-    return {name: (ChainCase(work, 35), plan) for name, (work, plan) in works.items()}

@@ -76,7 +76,7 @@ def test_a_static_size_meets_one_back_end() -> None:
 
 
 def test_boxes_of_batch_and_keys() -> None:
-    first, second = plan(CACHE, "triton", "pointer"), plan(CACHE, "tir", "mma")
+    first, second = plan(CACHE, "triton", "pointer"), plan(CACHE, "tir", "")
     table = PlanTable(((Box(1, keys=512, batch=4), first), (None, second)))
     found = branches(scheduled(CACHE, table))
     assert found[0] == "q_len <= 1 and kv_len <= 512 and batch <= 4"

@@ -33,8 +33,6 @@ class Job:
         A device that `make_target` knows.
     plan : TilePlan, optional
         In place of the estimator's choice.
-    way : {"ours", "tir", "mixed"}
-        Who emits the kernel: Triton where it has one, TIR, or for each size who is faster.
     """
 
     case: Case
@@ -43,12 +41,6 @@ class Job:
     dynamic: bool
     target: str
     plan: TilePlan | None = None
-    way: str = "ours"
-
-    @property
-    def backend(self) -> str:
-        """The option of the pipeline."""
-        return "auto" if self.way == "ours" else self.way
 
     @property
     def name(self) -> str:

@@ -44,26 +44,24 @@ class Compiled:
         return self.built.call(self.job.function, operands.values())
 
 
-def job(case: Case, args: argparse.Namespace, way: str = "ours") -> Job:
+def job(case: Case, args: argparse.Namespace) -> Job:
     """Return what is to be compiled for a case."""
-    return Job(case, args.dtype, args.layout, args.dynamic, args.target, way=way)
+    return Job(case, args.dtype, args.layout, args.dynamic, args.target)
 
 
 def build(job: Job) -> Compiled:
     """Compile one function."""
-    options = {"plans": plans_of([job]), "backend": job.backend}
-    return Compiled(job, compiled(module_of([job]), job.target, **options))
+    return Compiled(job, compiled(module_of([job]), job.target, plans=plans_of([job])))
 
 
 def build_all(jobs: Sequence[Job]) -> dict[Job, Compiled]:
     """Compile many functions in one module; leave out what cannot be compiled.
 
-    Jobs that differ in their plans alone do not go together, nor do those of different back ends.
+    Jobs that differ in their plans alone do not go together.
     """
 
     def build_some(some: list[Job]) -> dict[Job, Compiled]:
-        options = {"plans": plans_of(some), "backend": some[0].backend}
-        built = compiled(module_of(some), some[0].target, **options)
+        built = compiled(module_of(some), some[0].target, plans=plans_of(some))
         return {job: Compiled(job, built) for job in some}
 
     made, failed = in_halves(build_some, jobs)

@@ -34,8 +34,6 @@ from benchmarks.targets import PEAK_TFLOPS
 
 LABELS = {
     "ours": "ours",
-    "tir": "ours by TIR",
-    "mixed": "ours by both",
     "flash": "flash",
     "cudnn": "cuDNN",
     "flex": "FlexAttention",

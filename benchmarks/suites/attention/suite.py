@@ -7,14 +7,13 @@
     python -m benchmarks run attention --merge A.json B.json                # without a GPU
     python -m benchmarks plot DATE-bench_attention.json                     # without a GPU
 
-Contenders: ours through TVM's VM, by TIR without Triton, and by both, if asked for (--contenders
-ours tir mixed flash); the flash and cuDNN back ends of PyTorch's SDPA, which share heads of keys
-and values as they are; FlexAttention tuned by torch.compile, its block mask made beforehand; with
---compile, SDPA under torch.compile.  All compute on the same tensors, are captured into CUDA graphs
-and timed in turn, L2 flushed before each sample. Results for sampled queries are compared with
-float64: ours may err twice as much as SDPA (where SDPA takes no such mask, FlexAttention, or else
-separate operators). The exit status is 1 if one of ours is wrong or fails. JSON and Markdown are
-written after every case.
+Contenders: ours through TVM's VM; the flash and cuDNN back ends of PyTorch's SDPA, which share
+heads of keys and values as they are; FlexAttention tuned by torch.compile, its block mask made
+beforehand; with --compile, SDPA under torch.compile.  All compute on the same tensors, are captured
+into CUDA graphs and timed in turn, L2 flushed before each sample. Results for sampled queries are
+compared with float64: ours may err twice as much as SDPA (where SDPA takes no such mask,
+FlexAttention, or else separate operators). The exit status is 1 if one of ours is wrong or fails.
+JSON and Markdown are written after every case.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from benchmarks.suites.attention.cases import (
     CONTENDERS,
     DTYPES,
     GROUPS,
-    OURS,
     SDPA,
     Case,
     add_cases,
@@ -47,8 +45,8 @@ class Attention(Suite):
     name = "bench_attention"
     device, has_picture = "gpu", True
     plain: ClassVar = {"dtype": "float16", "layout": "bsnh", "sizes": "static"}
-    contenders, ours, dtypes = CONTENDERS, OURS, DTYPES
-    usual = tuple(name for name in CONTENDERS if name not in ("tir", "mixed", "compile"))
+    contenders, ours, dtypes = CONTENDERS, ("ours",), DTYPES
+    usual = tuple(name for name in CONTENDERS if name != "compile")
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
@@ -120,14 +118,10 @@ class Attention(Suite):
         """Compile all of ours: kernels in parallel, then the functions in one module."""
         from benchmarks import building
 
-        jobs = {
-            way: [self.compiler.job(c, self.args, way) for c in items if way in self.asked(c)]
-            for way in OURS
-        }
-        building.fill_cache(self.compiler.build, jobs["ours"])
-        for way, asked in jobs.items():
-            made = self.compiler.build_all(asked)
-            self.built |= {(way, job.name): compiled for job, compiled in made.items()}
+        jobs = [self.compiler.job(c, self.args) for c in items if "ours" in self.asked(c)]
+        building.fill_cache(self.compiler.build, jobs)
+        made = self.compiler.build_all(jobs)
+        self.built |= {job.name: compiled for job, compiled in made.items()}
 
     def measured(self, item: Case) -> Entry:
         """Return times and errors of all contenders."""
@@ -140,18 +134,17 @@ class Attention(Suite):
 
         def check(name: str, call: Any) -> None:
             out = call.checked_result()
-            out = problem.heads_first(out) if name in OURS else out
+            out = problem.heads_first(out) if name == "ours" else out
             errors[name] = timing.errors_of(problem.sampled(out), reference)
 
         calls, failed = self.session.captured(
             self.asked(item), lambda name: self.contender(name, problem), check
         )
         allowed = allowed_errors(errors)
-        built = [self.built[way, item.name] for way in OURS if (way, item.name) in self.built]
         return {
             "failed": failed,
-            "wrong": [n for n in OURS if n in errors and not within(errors[n], allowed)],
-            "plan": "; ".join(compiled.plan() for compiled in built),
+            "wrong": [n for n in self.ours if n in errors and not within(errors[n], allowed)],
+            "plan": self.built[item.name].plan() if item.name in self.built else "",
             **self.session.times(calls),
             "errors": errors,
             "allowed_errors": allowed,
@@ -165,9 +158,9 @@ class Attention(Suite):
             return problem.compiled()
         if name == "flex":
             return problem.flex()
-        if (name, problem.case.name) not in self.built:
+        if problem.case.name not in self.built:
             raise RuntimeError("it was not compiled; see above")
-        return self.built[name, problem.case.name].call(problem.operands)
+        return self.built[problem.case.name].call(problem.operands)
 
     # --- what is said ----------------------------------------------------------------------
 

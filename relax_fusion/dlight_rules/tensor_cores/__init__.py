@@ -7,9 +7,7 @@ Products, few rows     `few_rows` -> `few_rows_kernel`, `few_rows_ring`, `few_ro
                        `decoded_rows`
 Norms                  `norm_rows` in front, `normed_rows` inside, read by `row_norm`
 Quantised weights      `decode`, `decoded`, `decoded_tile`
-Attention              `attention` -> `attention_kernel`, and what it is made of: ``attention_*``
-Chains of two          `chain` -> `chain_kernel`, `chain_side`
 What all share         `tile` (what is computed), `layout` (where it lies), `instructions` (by
-                       type), `fragments` (of ``mma.m16n8k16``), `dependent` (launches that overlap)
+                       type), `fragments` (of ``mma.m16n8``), `dependent` (launches that overlap)
 =====================  =============================================================================
 """

@@ -17,7 +17,8 @@ from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...matching.expressions import chooses, different, loads_of, ramp, substitute
 from ...workload import DTYPE_BYTES
 from .fragments import local
-from .sums import Run, Sums
+from .mma_kernel import MmaKernel
+from .sums import Run
 from .tile import Place, int32, int64, is_multiple
 
 
@@ -28,7 +29,7 @@ class MmaEpilogue:
     ``width`` and of the sums, and then repeated for every run of a lane.
     """
 
-    def __init__(self, kernel: Sums) -> None:
+    def __init__(self, kernel: MmaKernel) -> None:
         """Make the statements for `width` columns: as many as divide the runs and n."""
         self.kernel, self.product = kernel, kernel.product
         columns = self.product.columns

@@ -12,57 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from .fragments import local, ptx
-from .instructions import Instructions
 from .mma_kernel import MmaKernel
-from .tile import MmaTile, Place, Total, int32
+from .tile import int32
 
 WIDEST = 4
 """Sums of one load or store."""
-
-
-class Results(Protocol):
-    """What a kernel computes, element by element."""
-
-    @property
-    def rows(self) -> tirx.Expr:
-        """Rows of the result."""
-
-    @property
-    def columns(self) -> tirx.Expr | int:
-        """Columns of the result."""
-
-    def results(
-        self, row: tirx.Expr, column: tirx.Expr, total: Total
-    ) -> list[tuple[Place, tirx.Expr]]:
-        """Return what is stored for one column of one row, and where."""
-
-
-class Sums(Protocol):
-    """A kernel whose warps hold sums in the layout of ``mma.m16n8``."""
-
-    tile: MmaTile
-    types: Instructions
-    lane: tirx.Expr
-    warp_row: tirx.Expr
-    warp_column: tirx.Expr
-    first_row: tirx.Expr
-    first_column: tirx.Expr
-    tiles_m: int
-    tiles_n: int
-
-    @property
-    def product(self) -> Results:
-        """What is computed."""
-
-    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
-        """Return a sum of this lane."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +42,7 @@ class Run:
     sums: Sequence[Sequence[tirx.Expr]]
 
 
-def own_sums(kernel: Sums) -> list[list[Run]]:
+def own_sums(kernel: MmaKernel) -> list[list[Run]]:
     """Return all sums of a lane, row by row."""
     return [
         [
@@ -152,16 +112,16 @@ def _place(kernel: MmaKernel, vector: tirx.Expr, width: int) -> tirx.Expr:
     return kernel.base[0] + offset.astype("uint32")
 
 
-def _lines(kernel: Sums) -> int:
+def _lines(kernel: MmaKernel) -> int:
     """Return the rows of a lane."""
     return 2 * kernel.tiles_m
 
 
-def _runs_of_row(kernel: Sums) -> int:
+def _runs_of_row(kernel: MmaKernel) -> int:
     return 2 * kernel.tiles_n // kernel.tile.run
 
 
-def _of_lane(kernel: Sums, line: int, index: int) -> list[list[tirx.Expr]]:
+def _of_lane(kernel: MmaKernel, line: int, index: int) -> list[list[tirx.Expr]]:
     """Return the sums of a run, by part."""
     positions = range(index * kernel.tile.run, (index + 1) * kernel.tile.run)
     return [[kernel.sum_at(part, line, p) for p in positions] for part in range(kernel.tile.parts)]
@@ -180,7 +140,7 @@ def _shared_run(kernel: MmaKernel, total: tirx.Var, share: int, index: int) -> R
 
 
 def _run(
-    kernel: Sums,
+    kernel: MmaKernel,
     line: int | tirx.Expr,
     index: int | tirx.Expr,
     sums: Sequence[Sequence[tirx.Expr]],

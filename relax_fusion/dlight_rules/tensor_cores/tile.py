@@ -92,17 +92,20 @@ class MmaTile:
 
 
 @dataclass(frozen=True)
-class Accumulation:
-    """The blocks of a matmul and of what becomes of its sums.
+class Product:
+    """The blocks of a matmul and of what becomes of its sums, taken out of a PrimFunc.
 
     Parameters
     ----------
     acc, out : s_tir.SBlock
-        The blocks; axes of `acc` are a part or a matrix, a row, a column, and k.
+        The blocks; axes of `acc` are a part, a row, a column, and k.
+    float8 : bool
+        Whether the device has instructions for 8-bit floats.
     """
 
     acc: s_tir.SBlock
     out: s_tir.SBlock
+    float8: bool = False
 
     @property
     def rows(self) -> tirx.Expr:
@@ -119,39 +122,6 @@ class Accumulation:
     def depth(self) -> int:
         """Reduced elements."""
         return int(self.acc.iter_vars[3].dom.extent)
-
-    def result(
-        self, place: Sequence[tirx.Expr], total: Callable[[tirx.Expr], tirx.Expr]
-    ) -> tuple[Place, tirx.Expr]:
-        """Return what is stored at one place of the axes of `out`, and where.
-
-        Parameters
-        ----------
-        total : callable
-            The sum at a position along the first axis of `acc`.
-        """
-        sums, store = self.acc.body.buffer, self.out.body
-        simplify = sym.Analyzer().simplify
-
-        def own(load: ir.TensorLoad) -> tirx.Expr:
-            return total(simplify(load.indices[0])) if load.source.same_as(sums) else load
-
-        value = tvm_ffi.structural_map(placed(store.value, self.out, place), (ir.TensorLoad, own))
-        where = [simplify(placed(index, self.out, place)) for index in store.indices]
-        return (store.buffer, where), simplify(value)
-
-
-@dataclass(frozen=True)
-class Product(Accumulation):
-    """One accumulation and its epilogue, taken out of a PrimFunc.
-
-    Parameters
-    ----------
-    float8 : bool
-        Whether the device has instructions for 8-bit floats.
-    """
-
-    float8: bool = False
 
     @property
     def parts(self) -> int:
@@ -219,8 +189,28 @@ class Product(Accumulation):
         axes = len(self.out.iter_vars)
         places = [[row, column, int64(part)][:axes] for part in range(2 if axes == 3 else 1)]
         return [
-            self.result(place, lambda part: total(int(part))) for place in places
+            self._result(place, lambda part: total(int(part))) for place in places
         ]  # both of a rotated pair
+
+    def _result(
+        self, place: Sequence[tirx.Expr], total: Callable[[tirx.Expr], tirx.Expr]
+    ) -> tuple[Place, tirx.Expr]:
+        """Return what is stored at one place of the axes of `out`, and where.
+
+        Parameters
+        ----------
+        total : callable
+            The sum at a position along the first axis of `acc`.
+        """
+        sums, store = self.acc.body.buffer, self.out.body
+        simplify = sym.Analyzer().simplify
+
+        def own(load: ir.TensorLoad) -> tirx.Expr:
+            return total(simplify(load.indices[0])) if load.source.same_as(sums) else load
+
+        value = tvm_ffi.structural_map(placed(store.value, self.out, place), (ir.TensorLoad, own))
+        where = [simplify(placed(index, self.out, place)) for index in store.indices]
+        return (store.buffer, where), simplify(value)
 
 
 def is_multiple(columns: tirx.Expr | int, width: int) -> bool:

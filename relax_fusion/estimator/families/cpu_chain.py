@@ -108,7 +108,7 @@ class CpuChain(KernelFamily[MatmulChain]):
             matmul_on_cpu(matmul_shape(part), replace(plan, block_k=part.k), dev, rows)
             for part in work.matmuls
         ]
-        return in_a_row([repeated(p, matrices(work), dev) for p in parts])
+        return in_a_row([repeated(p, _matrices(work), dev) for p in parts])
 
 
 def panel_columns(plan: TilePlan, work: MatmulChain, which: int) -> int:
@@ -128,7 +128,7 @@ def sum_parts(plan: TilePlan, depth: int) -> int:
     return depth // plan.block_k if depth % plan.block_k == 0 else 1
 
 
-def matrices(work: MatmulChain) -> int:
+def _matrices(work: MatmulChain) -> int:
     """Return how many matrices a batch is priced at."""
     return 1 if work.batch is None else extent(work.batch, PRICED_BATCH)
 
@@ -201,7 +201,7 @@ def _blocks_on_cpu(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int
     outer = tiles * ceil_div(work.n, plan.reg_n) * _tile(work.r, plan.reg_n, plan, dev)
     if work.dtype != "float32":
         inner += plan.block_m * work.k / plan.lanes * COPY_CYCLES_PER_VECTOR
-    count = matrices(work)
+    count = _matrices(work)
     tasks = count * ceil_div(rows, plan.block_m)
     cycles = ceil_div(tasks, dev.sm_count) * (inner + outer + _streamed(work, dev))
     packed = [which for which in range(2) if is_packed(work, plan, which)]
@@ -235,7 +235,7 @@ def _pack(work: MatmulChain, plan: TilePlan, which: int, dev: DeviceSpec) -> flo
     part, width = work.matmuls[which], panel_columns(plan, work, which)
     panel = replace(plan, block_n=width, reg_n=width)
     parts = sum_parts(plan, part.k)
-    tasks = matrices(work) * ceil_div(matmul_shape(part).n, width) * parts
+    tasks = _matrices(work) * ceil_div(matmul_shape(part).n, width) * parts
     each = pack_cycles(matmul_shape(part), panel, width // plan.lanes) / parts
     return ceil_div(tasks, dev.sm_count) * each
 

@@ -69,16 +69,10 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
     if family == WARP_GROUPS and not dev.can_generate(WARP_GROUP_MMA[shape.dtype]):
         needed = f"wgmma of {shape.dtype} (CUDA, arch sm_90a)"
         return f"family {family!r} needs {needed}, which the {dev.label} lacks"
-    lacking = lacks_instructions(shape.dtype, dev)
-    return f"family {family!r} {lacking}" if lacking else None
-
-
-def lacks_instructions(dtype: str, dev: DeviceSpec) -> str | None:
-    """Return what `dev` lacks of the instructions of a tensor-core kernel; None if nothing."""
-    if dev.capabilities.async_copies and dev.can_generate(MMA[dtype]):
+    if dev.capabilities.async_copies and dev.can_generate(MMA[shape.dtype]):
         return None
-    needed = f"cp.async and mma.{MMA[dtype].shape} of {dtype} (CUDA, sm_80 or newer)"
-    return f"needs {needed}, which the {dev.label} lacks"
+    needed = f"cp.async and mma.{MMA[shape.dtype].shape} of {shape.dtype} (CUDA, sm_80 or newer)"
+    return f"family {family!r} needs {needed}, which the {dev.label} lacks"
 
 
 def warp_columns(shape: MatmulShape) -> int:
