@@ -44,6 +44,14 @@ def test_a_plan_of_each_family_fits(own: TilePlan) -> None:
     assert violations(own, attention(), H200) == ()
 
 
+def test_scalar_kernels_have_what_triton_has_not() -> None:
+    """Their tiles of one row would be offered to one query in the place of Triton's of 16."""
+    decode = attention(1, 1, 8192, **{**LLAMA, "causal": "none"})
+    assert choose(decode, H200, backend="mixed") == chosen(decode)
+    for work, backend in ((decode, "tir"), (attention(dims=(8, 8)), "triton")):
+        assert {p.backend for p in candidates(work, H200, backend)} == {"tir"}
+
+
 SENTENCES = [
     (
         replace(POINTER, family="gemv"),
