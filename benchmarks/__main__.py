@@ -52,6 +52,7 @@ SUITES = {
         "attention": ("judge.attention:JudgeAttention", "the same for attention (GPU)"),
         "chains": ("judge.chains:JudgeChains", "the same for chains, random ones too (GPU)"),
         "choices": ("judge.choices:JudgeChoices", "what ranges lose by price, and choosing's time"),
+        "families": ("judge.families:JudgeFamilies", "what is lost without each family? (GPU)"),
         "feasibility": ("judge.feasibility:JudgeFeasibility", "do generated kernels fit a block?"),
         "cpu": ("judge.cpu:JudgeCpu", "the same as matmul on this CPU"),
     },
