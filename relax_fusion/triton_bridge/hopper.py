@@ -1,4 +1,4 @@
-"""Launches of the kernels for Hopper: `matmul_stream` and `matmul_persistent`."""
+"""Launches of the kernel for Hopper, `matmul_persistent`."""
 
 from __future__ import annotations
 
@@ -10,37 +10,16 @@ from tvm import tirx
 from ..estimator.families.triton_matmul.tiles import accumulator_columns
 from ..launch.arguments import TensorMap
 from .kernels.matmul_persistent import matmul_persistent
-from .kernels.matmul_stream import matmul_stream
 from .kernels.products import Tensors
 from .operands import Product, given_or
 from .steps import Contraction, Step, ceil_div, forms_of, tensors_of
-
-STREAM_REGISTERS = 128
-"""Registers of a thread of `matmul_stream`, so that two of its blocks, or one and the kernel in
-front, fit a multiprocessor."""
-
-
-def stream_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[Step]:
-    """Yield the launches for a few rows: the matmuls, and the sum of their parts."""
-    plan, split = c.plan, c.plan.split_k > 1
-    columns, second, step = _columns(c, products[0])
-    parts = [c.parts(p) if split else None for p in products]
-    args = _arguments(c, products, x, parts)
-    forms, tiles = forms_of(products, step)
-    early = c.early(products, x)
-    constants = c.constants(block_n=columns, second=second, early=early)
-    grid = (ceil_div(c.rows, plan.block_m) * tiles, plan.split_k)
-    options = c.options(maxnreg=STREAM_REGISTERS)
-    yield Step(matmul_stream, grid, args, {**forms, "C": constants}, options)
-    if split:
-        yield c.split_reduce(products)
 
 
 def persistent_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[Step]:
     """Yield the launch for many rows."""
     plan = c.plan
     columns, second, step = _columns(c, products[0])
-    args = _arguments(c, products, x, [None] * len(products))
+    args = _arguments(c, products, x)
     forms, tiles = forms_of(products, step)
     constants = c.constants(block_n=columns, second=second)
     grid = (_least(ceil_div(c.rows, plan.block_m) * tiles, c.dev.sm_count),)
@@ -49,9 +28,7 @@ def persistent_steps(c: Contraction, products: Sequence[Product], x: Any) -> Ite
     yield Step(matmul_persistent, grid, args, {**forms, "C": constants}, options)
 
 
-def _arguments(
-    c: Contraction, products: Sequence[Product], x: Any, parts: Sequence[Any]
-) -> dict[str, Any]:
+def _arguments(c: Contraction, products: Sequence[Product], x: Any) -> dict[str, Any]:
     """Return the arguments, with operands as tensor maps that the host encodes."""
     columns, second, _ = _columns(c, products[0])
 
@@ -61,11 +38,11 @@ def _arguments(
         shape = (box, c.plan.block_k) if p.layout == "nk" else (c.plan.block_k, box)
         return TensorMap(weight, shape)
 
-    def tensors(p: Product, own_parts: Any) -> Tensors:
+    def tensors(p: Product) -> Tensors:
         up = weight_map(p, given_or(p.up, p.weight), second) if second else None
-        return p.tensors(own_parts, weight_map(p, p.weight, columns), up)
+        return p.tensors(None, weight_map(p, p.weight, columns), up)
 
-    found = tensors_of(map(tensors, products, parts))
+    found = tensors_of(map(tensors, products))
     return {"x": TensorMap(x, (c.plan.block_m, c.plan.block_k)), "M": c.m, **found}
 
 

@@ -9,8 +9,6 @@ file                   rows                         what runs before or after it
 ``matmul_pointer``     2 to 128, and all on a GPU   ``row_norm`` before it, or up to 16 rows nothing
                        without tensor map copies    (RMSNorm rides along); ``split_reduce`` after a
                                                     split of k
-``matmul_stream``      up to 128, on sm_90          ``row_norm`` before it, ``split_reduce`` after a
-                                                    split of k
 ``matmul_persistent``  above 128, on sm_90          ``row_norm`` before it
 =====================  ===========================  ================================================
 

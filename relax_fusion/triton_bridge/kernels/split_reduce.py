@@ -1,7 +1,7 @@
 """Adds the parts of a matmul that was split over k, and finishes it.
 
-``out = epilogue(scale * sum_s parts[s])`` for the parts that `matmul_pointer` and `matmul_stream`
-write, of each product of a launch.
+``out = epilogue(scale * sum_s parts[s])`` for the parts that `matmul_pointer` writes, of each
+product of a launch.
 
 Regime: bytes, mostly from L2: ``4 split (1 + gated) rows n`` read, ``2 rows n`` written.  The parts
 are added in the order of s by one lane, so the result does not depend on which part was done first.

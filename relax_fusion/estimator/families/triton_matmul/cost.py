@@ -28,12 +28,12 @@ from .tiles import accumulators, smem_bytes
 READ_EFFICIENCY = 0.935
 """Reached part of the peak bandwidth where all but nothing is written: weights."""
 
-FILL_S = {"gemv": 2.1e-6, "pointer": 3.4e-6, "stream": 3.7e-6, "persistent": 2.8e-6}
+FILL_S = {"gemv": 2.1e-6, "pointer": 3.4e-6, "persistent": 2.8e-6}
 """From the start of a kernel to its full stride, and from there to its last store."""
 
-NORM_S = {"gemv": 0.95e-6, "pointer": 0.78e-6, "stream": 0.28e-6, "persistent": 0.32e-6}
+NORM_S = {"gemv": 0.95e-6, "pointer": 0.78e-6, "persistent": 0.32e-6}
 """What a norm kernel in front adds beside its bytes: it begins, and the matmul waits, while both
-are launched.  The ring of a streaming matmul is filled with weights in the meantime."""
+are launched."""
 
 NORM_INSIDE_S_PER_ROW = 0.05e-6
 """What statistics in the loop over k add: the operand passes through registers."""
@@ -44,10 +44,6 @@ REDUCE_S, REDUCE_S_PER_ROW = 2.4e-6, 11e-9
 WAVE_S = 3.7e-6
 """What a further wave of thread blocks adds to their sums: they begin and end as the first did.  It
 is hidden where memory is what all wait for."""
-
-STEP_S = {"pointer": 0.0, "stream": 0.037e-6, "persistent": 0.0}
-"""What a step along k adds to the time of its products.  A consumer of the ring waits for them
-before it gives the slot back.  In persistent programs the other warp group multiplies meanwhile."""
 
 NEXT_LAUNCH_S = 2.0e-6
 """What a further launch for other projections of the same rows costs; it follows without a gap."""
@@ -60,7 +56,7 @@ G9: 1.4 to 3.6 us, beside what of launching overlaps (`2026-11-23-bench_chains.j
 LATENCY_S = 0.9e-6
 """Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
 
-FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 70.0, "persistent": 125.0}
+FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "persistent": 125.0}
 """What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).
 For persistent programs it is in their efficiency."""
 
@@ -69,13 +65,12 @@ EMPTY_BYTES_PER_CLOCK = 10.0
 
 TENSOR_EFFICIENCY = {
     "pointer": {64: 0.70, 128: 0.95},
-    "stream": {64: 0.77, 128: 0.91},
     "persistent": {64: 0.65, 96: 0.74, 128: 0.84, 160: 0.79, 192: 0.865, 256: 0.89},
 }
 """Reached part of the tensor cores' peak, by columns of a tile (of both products, where gated),
 before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
 
-WIDE_LINE_BYTES, NARROW_LINES, IN_STEP = 256, {"pointer": 0.05, "stream": 0.025}, 0.7
+WIDE_LINE_BYTES, NARROW_LINES, IN_STEP = 256, {"pointer": 0.05}, 0.7
 """`WIDE_LINE_BYTES`: a tile that reads at least so many bytes of a weight's row at once loses no
 time in memory.  `NARROW_LINES`: the part that reading fewer adds to that time.  `IN_STEP`: the part
 of this addition that falls away where all programs run in one wave: they go through k together, and
@@ -121,9 +116,6 @@ OVERLAP = 0.2
 ACCUMULATOR_OVERHEAD = 17
 """Registers of a thread beside its accumulators (Triton keeps operands in shared memory)."""
 
-STREAM_THREADS, STREAM_REGISTERS = 256, 128
-"""Threads of a streaming block, with its copying warp group, and the registers of each."""
-
 
 class Tile(NamedTuple):
     """What a plan asks for, whatever the number of rows is.
@@ -156,7 +148,7 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
     family, dots = plan.family, plan.family == "gemv"
     k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
     is_narrow = plan.block_k * shape.in_bytes < WIDE_LINE_BYTES
-    clears = family in ("stream", "persistent")
+    clears = family == "persistent"
     norm_s, norm_row_s = 0.0, 0.0
     if shape.has_norm and inside:
         norm_row_s = NORM_INSIDE_S_PER_ROW if family == "pointer" else 0.0
@@ -178,7 +170,7 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
         feed_per_s=FEED_BYTES_PER_CLOCK.get(family, inf) * dev.clock_hz,
         empty_per_s=EMPTY_BYTES_PER_CLOCK * dev.clock_hz if clears else inf,
         compute_s=0.0 if dots else _compute_s(plan, shape, dev, k),
-        wave_s=WAVE_S if family in ("pointer", "stream") else 0.0,
+        wave_s=WAVE_S if family == "pointer" else 0.0,
         start_s=FILL_S[family],
         code_s=_code_s(shape, plan),
         norm_s=norm_s,
@@ -209,7 +201,7 @@ def _compute_s(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, k: int) -> f
     reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
     per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
     slots_per_s = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
-    compute = 2.0 * plan.block_m * columns * k / per_sm + k / plan.block_k * STEP_S[plan.family]
+    compute = 2.0 * plan.block_m * columns * k / per_sm
     return compute + plan.block_m * plan.block_n * shape.slots / slots_per_s
 
 
@@ -232,8 +224,6 @@ def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
         by_registers = dev.registers_per_sm // ((held + DOTS_REGISTERS) * threads)
         most = min(dev.max_blocks_per_sm, dev.max_threads_per_sm // threads)
         return max(1, min(most, by_registers))
-    if plan.family == "stream":
-        threads, registers = STREAM_THREADS, STREAM_REGISTERS
     by_smem = dev.smem_per_sm_bytes // (smem_bytes(plan, shape) + SYSTEM_SMEM_BYTES)
     by_registers = dev.registers_per_sm // (registers * threads)
     return max(1, min(by_smem, by_registers, dev.max_threads_per_sm // threads))

@@ -29,9 +29,6 @@ from .tiles import (
     triton_plan,
 )
 
-HOPPER_FAMILIES = ("stream", "persistent")
-"""Families that need warp-group matrix instructions, which only sm_90 has."""
-
 GEMV_TILES = ((512, 1), (1024, 4), (2048, 8), (4096, 8), (8192, 8))
 """Elements of k and warps of one row's tiles; a lane loads 16 bytes at a time, or more."""
 
@@ -42,20 +39,11 @@ what launching them takes."""
 LEAST_ROWS = 16
 """Rows of the lowest tiles of tensor cores."""
 
-STREAM_ROWS = (LEAST_ROWS, 32, 64, 128)
-STREAM_TILES = (
-    *((64, 128, stages, 1) for stages in (4, 5, 3, 2)),
-    *((64, 64, stages, 1) for stages in (10, 6, 4)),
-    *((64, block_k, stages, split) for block_k, stages in ((128, 4), (64, 6)) for split in (2, 4)),
-)
-"""Columns, elements of k, stages and parts of k of the streaming tiles."""
+TILE_ROWS = (LEAST_ROWS, 32, 64, 128)
+"""Rows of the "pointer" tiles."""
 
 MAX_ACCUMULATORS = 192
 """Accumulators of a thread beyond which its registers spill."""
-
-STREAM_ACCUMULATORS = 64
-"""The same for `stream`, whose threads get fewer registers."""
-
 
 POINTER_ROWS = 64
 """Rows beyond which "pointer" takes longer than its price for gated pairs whose weights L2 does not
@@ -64,7 +52,7 @@ and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed
 
 
 class TritonMatmul(KernelFamily[MatmulWork]):
-    """Norm, matmul or gated projections: "gemv", "pointer", "stream" and "persistent"."""
+    """Norm, matmul or gated projections: "gemv", "pointer" and "persistent"."""
 
     names = FAMILIES
     backend = "triton"
@@ -98,11 +86,9 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             for (block_k, warps), lines in product(GEMV_TILES, GEMV_LINES):
                 if lines % parts == 0:
                     yield triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
-        for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
-            yield triton_plan("stream", (block_m, block_n, block_k), 4, stages, split)
         for block_n, stages in product(PERSISTENT_COLUMNS, (6, 5, 4)):
             yield triton_plan("persistent", (128, block_n, 64), 8, stages)
-        for block_m, stages in product(STREAM_ROWS, (6, 8, 4)):
+        for block_m, stages in product(TILE_ROWS, (6, 8, 4)):
             for block_k, split in ((64, 1), (128, 1), (64, 4)):
                 yield triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
 
@@ -115,7 +101,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         """
         most = rows[1] if rows[1] == 1 else max(rows[1], LEAST_ROWS)
         many = isinstance(work, GatedFFN) and rows[0] > POINTER_ROWS
-        copying = many and any(p.family in HOPPER_FAMILIES for p in plans)
+        copying = many and any(p.family == "persistent" for p in plans)
         return (p for p in plans if p.block_m <= most and not (copying and p.family == "pointer"))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
@@ -134,7 +120,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         else:
             yield from _hopper_violations(plan, shape, work, dev)
         turned = any(p.rope for p in _projections(work))
-        if turned and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
+        if turned and plan.family != "persistent" and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
@@ -212,9 +198,8 @@ def _tile_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Ite
     if used > most:
         yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
     sums = accumulators(plan, shape)
-    limit = STREAM_ACCUMULATORS if plan.family == "stream" else MAX_ACCUMULATORS
-    if sums > limit:
-        yield f"a thread has {sums} accumulators, at most {limit} fit its registers"
+    if sums > MAX_ACCUMULATORS:
+        yield f"a thread has {sums} accumulators, at most {MAX_ACCUMULATORS} fit its registers"
     if plan.split_k > ceil_div(shape.k, plan.block_k):
         yield f"split_k is {plan.split_k}, k has {ceil_div(shape.k, plan.block_k)} blocks"
 
@@ -230,27 +215,24 @@ def _hopper_violations(
     for name, size in sizes:
         if size % 8:
             yield f"{name} is {size}, rows of a tensor map must be multiples of 8 elements"
-    given = {"num_warps": 4}
-    if plan.family == "persistent":
-        given = {"num_warps": 8, "block_m": 128, "block_k": 64, "split_k": 1}
-        allowed = (64, 128) if shape.parts == 2 else (128,) if shape.rotated else PERSISTENT_COLUMNS
-        if plan.block_n not in allowed:
-            text = ", ".join(map(str, allowed))
-            yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
-            return
-        most, why = min(_most_columns(p, bool(shape.unaligned)) for p in _projections(work))
-        if plan.block_n > most:
-            yield f"block_n is {plan.block_n}, with {why} more than {most} spill registers"
-        if any(p.rope for p in _projections(work)) and plan.block_n > 192:
-            yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
-        first, second = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
-        if second not in (0, first) and shape.unaligned:
-            # Measured with Triton 3.6.0: biases of other columns were added, those of 160 and 192
-            yield (
-                f"block_n is {plan.block_n}, accumulators of {first} and {second} columns need "
-                "rows of the result that are multiples of 16 bytes"
-            )
-    for name, value in given.items():
+    allowed = (64, 128) if shape.parts == 2 else (128,) if shape.rotated else PERSISTENT_COLUMNS
+    if plan.block_n not in allowed:
+        text = ", ".join(map(str, allowed))
+        yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
+        return
+    most, why = min(_most_columns(p, bool(shape.unaligned)) for p in _projections(work))
+    if plan.block_n > most:
+        yield f"block_n is {plan.block_n}, with {why} more than {most} spill registers"
+    if any(p.rope for p in _projections(work)) and plan.block_n > 192:
+        yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
+    first, second = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
+    if second not in (0, first) and shape.unaligned:
+        # Measured with Triton 3.6.0: biases of other columns were added, those of 160 and 192
+        yield (
+            f"block_n is {plan.block_n}, accumulators of {first} and {second} columns need "
+            "rows of the result that are multiples of 16 bytes"
+        )
+    for name, value in {"num_warps": 8, "block_m": 128, "block_k": 64, "split_k": 1}.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
     yield from _copy_violations(plan, shape, work)
@@ -261,16 +243,11 @@ def _copy_violations(
 ) -> Iterator[str]:
     """Check the boxes in which weights are copied."""
     columns, _ = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
-    if plan.family == "stream":
-        if columns > 64:
-            yield f"block_n is {plan.block_n}, a matrix instruction has 64 features"
-        if columns < 64 and plan.block_k != 64:
-            yield f"block_k is {plan.block_k}, less than 64 features are copied 64 elements wide"
     narrow = columns % 64 != 0 or min(shape.contiguous) < columns
     if narrow and "kn" in shape.layouts:
         yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
     for rope in (p.rope for p in _projections(work) if p.rope is not None):
-        if rope.distance == 1 and plan.family == "persistent":
+        if rope.distance == 1:
             continue
         apart = f"pairs of rotated features are {rope.distance} apart"
         if rope.distance % columns and columns % rope.distance:

@@ -4,7 +4,6 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
 ``gemv``        one row: dot products, no tensor cores, any device
 ``pointer``     tiles on tensor cores, operands loaded through pointers; k may be split
-``stream``      few rows on sm_90: tiles copied by the TMA unit, weights first; k may be split
 ``persistent``  many rows on sm_90: one program a multiprocessor, tiles copied by the TMA unit
 
 `triton_cost` prices them.
@@ -19,7 +18,7 @@ from ...prediction import ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 
-FAMILIES = ("gemv", "pointer", "stream", "persistent")
+FAMILIES = ("gemv", "pointer", "persistent")
 
 MOST_TOGETHER = 3
 """Projections that share a launch at most: queries, keys and values."""
@@ -45,7 +44,7 @@ FINER_ROWS = (
 )
 """Rows at which it is looked, each with one more, whether a plan serves that loses little."""
 
-SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persistent": 17 << 10}
+SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "persistent": 17 << 10}
 """Shared memory beside the stages: barriers and layout conversions."""
 
 
@@ -100,7 +99,7 @@ def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
 
 
 def accumulator_columns(plan: TilePlan, *, gated: bool, rotated: bool) -> tuple[int, int]:
-    """Return the columns of the two accumulators of a Hopper kernel; of the second, maybe 0.
+    """Return the columns of the two accumulators of a persistent tile; of the second, maybe 0.
 
     `block_n` counts columns of the result: a gated kernel has an accumulator for each of two
     products, one that rotates heads has half of the columns in each.
@@ -109,9 +108,7 @@ def accumulator_columns(plan: TilePlan, *, gated: bool, rotated: bool) -> tuple[
         return plan.block_n, plan.block_n
     if rotated:
         return plan.block_n // 2, plan.block_n // 2
-    if plan.family == "persistent":
-        return PERSISTENT_COLUMNS[plan.block_n]
-    return plan.block_n, 0
+    return PERSISTENT_COLUMNS[plan.block_n]
 
 
 def triton_plan(
@@ -135,22 +132,10 @@ def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     reserve = SMEM_RESERVE_BYTES[plan.family]
     if plan.family == "persistent" and shape.unaligned:
         reserve = UNALIGNED_RESERVE_BYTES
-    used = stage_bytes(plan, shape) * plan.num_stages + reserve
-    # The tile on its way from accumulators to rows
-    return used + 4 * plan.block_m * 64 if plan.family == "stream" else used
-
-
-def stage_bytes(plan: TilePlan, shape: MatmulShape) -> int:
-    """Return the shared memory of both operands of one step along k."""
-    columns = shape.parts * plan.block_n
-    if plan.family == "stream":
-        # A matrix instruction has 64 features, whether the tile has as many or not
-        columns = 64 * (2 if shape.paired else 1)
-    return (plan.block_m + columns) * plan.block_k * shape.in_bytes
+    step = (plan.block_m + shape.parts * plan.block_n) * plan.block_k * shape.in_bytes
+    return step * plan.num_stages + reserve
 
 
 def accumulators(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the float32 accumulators of one thread."""
-    if plan.family == "stream":
-        return plan.block_m // 2 * (2 if shape.paired else 1)
     return ceil_div(plan.block_m * plan.block_n * shape.parts, 32 * max(plan.num_warps, 1))
