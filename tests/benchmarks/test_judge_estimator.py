@@ -111,7 +111,7 @@ def test_groups_are_stored_and_read(tmp_path) -> None:
 def test_plans_that_are_candidates_no_more_are_no_choice_but_may_be_the_best() -> None:
     g = group()
     work = g.subject.work()
-    old = TilePlan(16, 32, 64, num_stages=5, num_warps=4, backend="triton", family="stream")
+    old = TilePlan(16, 32, 64, num_stages=5, num_warps=4, backend="triton", family="pointer")
     assert old not in plans(QKV, 16)
     before = judgement.judge(g, H200)
     g.plans, g.ms = [*g.plans, old], [*g.ms, min(g.ms) / 2]
@@ -131,9 +131,9 @@ def test_the_record_is_judged_without_a_gpu() -> None:
     groups = judgement.load(path, ChainAt.from_json)
     assert {g.subject.chain.size for g in groups} == {"1b", "8b", "70b"}
     overall = report.overall(judgement.judge_all(groups, H200))
-    assert overall["cases"] == len(groups) == 43 and overall["superseded_plans"] > 0
+    assert overall["cases"] == len(groups) == 43
     assert 0 <= overall["mean_regret"] <= overall["max_regret"] < 0.06
-    assert overall["mean_correlation"] > overall["mean_correlation_of_all"] > 0.88
+    assert overall["mean_correlation"] == overall["mean_correlation_of_all"] > 0.88
 
 
 def test_a_sample_holds_the_choice_and_the_first_by_prediction() -> None:

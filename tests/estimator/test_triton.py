@@ -35,10 +35,9 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
 
 
 PERSISTENT = plan("persistent", 128, 128, 64, num_warps=8)
-STREAM = plan("stream", 64, 64, 128)
 POINTER = plan("pointer", 16, 64, 64)
 GEMV = plan("gemv", 1, 2, 2048, num_stages=1)
-H200_FAMILIES = {"gemv", "pointer", "stream", "persistent"}
+H200_FAMILIES = {"gemv", "pointer", "persistent"}
 GATED_KN = replace(gated_ffn(), layout="kn")
 
 
@@ -107,9 +106,6 @@ def test_widths_of_persistent_tiles(work, widths) -> None:
         (replace(PERSISTENT, block_n=256), False, False, (128, 128)),
         (PERSISTENT, True, False, (128, 128)),
         (PERSISTENT, False, True, (64, 64)),
-        (STREAM, False, False, (64, 0)),
-        (STREAM, True, False, (64, 64)),
-        (STREAM, False, True, (32, 32)),
     ],
 )
 def test_columns_of_both_accumulators(wanted, gated, turned, columns) -> None:
@@ -123,16 +119,6 @@ def test_columns_of_both_accumulators(wanted, gated, turned, columns) -> None:
         (PERSISTENT, norm_matmul(), 64, 4 * 256 * 64 * 2 + (17 << 10)),
         (PERSISTENT, gated_ffn(), 128, 4 * 384 * 64 * 2 + (17 << 10)),
         (PERSISTENT, ROTATED, 64, 4 * 256 * 64 * 2 + (17 << 10)),
-        # 64 + 64 rows of 128, barriers, and the float32 tile on its way out
-        (STREAM, norm_matmul(), 32, 4 * 128 * 128 * 2 + (1 << 10) + 64 * 64 * 4),
-        (STREAM, gated_ffn(), 64, 4 * 192 * 128 * 2 + (1 << 10) + 64 * 64 * 4),
-        # Less than 64 columns take the room of 64
-        (
-            replace(STREAM, block_n=32, block_k=64),
-            norm_matmul(),
-            32,
-            4 * 128 * 64 * 2 + (1 << 10) + 64 * 64 * 4,
-        ),
         (POINTER, norm_matmul(), 8, 4 * 80 * 64 * 2 + (4 << 10)),
     ],
 )
@@ -154,7 +140,6 @@ def test_where_the_norm_goes() -> None:
     assert norm_inside(norm_matmul(), POINTER) and not norm_inside(layer, POINTER)
     assert not norm_inside(norm_matmul(), replace(POINTER, block_k=128))
     assert not norm_inside(norm_matmul(), PERSISTENT)
-    assert not norm_inside(norm_matmul(), replace(STREAM, block_m=16, block_k=64))
     assert not norm_inside(norm_matmul(), replace(POINTER, block_m=32))
     assert not norm_inside(after_add, GEMV)
     assert not norm_inside(norm_matmul(norm=None), GEMV)
@@ -169,7 +154,7 @@ CPU_AND_DTYPE = [
     ),
     (PERSISTENT, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
     (
-        replace(STREAM, family=""),
+        replace(POINTER, family=""),
         norm_matmul(),
         GPU,
         "family is '', backend 'triton' has 'gemv'",
@@ -183,7 +168,6 @@ GEMV_SENTENCES = [
 ]
 TILE_SENTENCES = [
     (replace(POINTER, block_m=96), norm_matmul(), "block_m is 96, triton needs a power of two"),
-    (replace(STREAM, block_n=48), norm_matmul(), "block_n is 48, triton needs a power of two"),
     (replace(POINTER, num_warps=0), norm_matmul(), "num_warps is 0, triton needs a power of two"),
     (replace(POINTER, block_n=8), norm_matmul(), "block_n is 8, tensor cores need 16"),
     (replace(POINTER, split_k=65), norm_matmul(), "split_k is 65, k has 64 blocks"),
@@ -193,11 +177,6 @@ TILE_SENTENCES = [
         "a thread has 256 accumulators, at most 192 fit its registers",
     ),
     (
-        replace(STREAM, block_m=128, num_stages=2),
-        gated_ffn(),
-        "a thread has 128 accumulators, at most 64 fit its registers",
-    ),
-    (
         replace(PERSISTENT, num_stages=9),
         norm_matmul(),
         "needs 312320 B of shared memory, the H200 has 232448 B per block",
@@ -205,8 +184,7 @@ TILE_SENTENCES = [
 ]
 HOPPER_SENTENCES = [
     (PERSISTENT, norm_matmul(k=100), "k is 100, rows of a tensor map must be multiples of 8"),
-    (STREAM, norm_matmul(n=100, layout="kn"), "n is 100, rows of a tensor map must be multiples"),
-    (replace(STREAM, num_warps=8), norm_matmul(), "num_warps is 8, family 'stream' has 4"),
+    (PERSISTENT, norm_matmul(n=100, layout="kn"), "n is 100, rows of a tensor map must be"),
     (replace(PERSISTENT, num_warps=4), norm_matmul(), "num_warps is 4, family 'persistent' has 8"),
     (replace(PERSISTENT, block_m=64), norm_matmul(), "block_m is 64, family 'persistent' has 128"),
     (replace(PERSISTENT, block_k=32), norm_matmul(), "block_k is 32, family 'persistent' has 64"),
@@ -244,39 +222,16 @@ HOPPER_SENTENCES = [
 ]
 COPY_SENTENCES = [
     (
-        replace(STREAM, block_n=128),
-        norm_matmul(),
-        "block_n is 128, a matrix instruction has 64 features",
-    ),
-    (replace(STREAM, block_n=256), ROTATED, "block_n is 256, a matrix instruction has 64 features"),
-    (
-        replace(STREAM, block_n=32),
-        norm_matmul(),
-        "block_k is 128, less than 64 features are copied 64 elements wide",
-    ),
-    (STREAM, ROTATED, "block_k is 128, less than 64 features are copied 64 elements wide"),
-    (
-        replace(STREAM, block_n=32, block_k=64),
-        norm_matmul(layout="kn"),
-        "block_n is 32, of a weight [k, n] boxes have a multiple of 64 features",
-    ),
-    (
         PERSISTENT,
         norm_matmul(n=104, layout="kn"),
         "block_n is 128, of a weight [k, n] boxes have a multiple of 64 features",
     ),
     (replace(PERSISTENT, block_n=256), NEIGHBOURS, "block_n is 256, rotated more than 192"),
-    (STREAM, NEIGHBOURS, "pairs of rotated features are 1 apart, family 'stream' needs"),
     (PERSISTENT, rotated(96), "block_n is 128, 64 pairs are no whole runs: pairs of"),
     (
         PERSISTENT,
         rotated(24),
         "pairs of rotated features are 12 apart, family 'persistent' needs a multiple of 8",
-    ),
-    (
-        replace(STREAM, block_n=128),
-        rotated(40),
-        "pairs of rotated features are 20 apart, family 'stream' needs a multiple of 8",
     ),
 ]
 ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES, *HOPPER_SENTENCES, *COPY_SENTENCES]
@@ -286,12 +241,6 @@ ELSEWHERE = [
         norm_matmul(),
         "a100",
         "family 'persistent' needs TMA and wgmma (sm_90), which the A100",
-    ),
-    (
-        STREAM,
-        norm_matmul(),
-        "rtx4090",
-        "family 'stream' needs TMA and wgmma (sm_90), which the RTX 4090",
     ),
     (
         replace(POINTER, block_m=128, block_k=128),
@@ -318,13 +267,10 @@ def test_each_violation_has_its_sentence(wrong, work, dev, sentence) -> None:
     ("allowed", "work"),
     [
         (replace(PERSISTENT, block_n=96), norm_matmul(layout="kn")),
-        (replace(STREAM, block_n=32, block_k=64), norm_matmul()),
-        (STREAM, norm_matmul(n=100)),  # rows of a weight [n, k] are k long
-        (replace(STREAM, block_n=128), ROTATED),
+        (PERSISTENT, norm_matmul(n=100)),  # rows of a weight [n, k] are k long
         (PERSISTENT, rotated(64)),
         (PERSISTENT, rotated(256)),
         (PERSISTENT, rotated(layout="kn")),
-        (replace(STREAM, block_m=64, num_stages=2), gated_ffn()),
     ],
 )
 def test_what_is_close_to_a_violation(allowed, work) -> None:
@@ -334,7 +280,6 @@ def test_what_is_close_to_a_violation(allowed, work) -> None:
 def test_heads_are_rotated_by_tiles_of_whole_pairs() -> None:
     found = list(candidates(ROTATED, GPU, "triton"))
     assert {p.family for p in found} == H200_FAMILIES
-    assert {p.block_k for p in found if p.family == "stream"} == {64}
     # 24 pairs are no power of two: no box of pairs divides them
     odd = {p.family for p in candidates(rotated(48), GPU, "triton")}
     assert odd == {"gemv", "pointer"}
@@ -370,7 +315,7 @@ def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
     work = WORKS[name]
     found = list(candidates(work, GPU, "triton"))
     chosen = found[pick % len(found)]
-    if chosen.family in ("stream", "persistent"):  # where rows that are not there take time as well
+    if chosen.family == "persistent":  # where rows that are not there take time as well
         rows = max(rows, chosen.block_m)
     few, many = (predict(work, chosen, GPU, n) for n in (rows, rows + more))
     assert many.seconds >= few.seconds * (1 - 1e-9)
@@ -382,8 +327,7 @@ def test_few_rows_stream_weights_and_many_fill_tensor_cores(work) -> None:
     found = choose(work, GPU, backend="triton")
     assert isinstance(found, Choice)
     families = {rows: found.plans.plan_for(rows).family for rows in (1, 16, 1024)}
-    assert families.pop(16) in ("pointer", "stream")
-    assert families == {1: "gemv", 1024: "persistent"}
+    assert families == {1: "gemv", 16: "pointer", 1024: "persistent"}
     assert all(p.least.seconds < p.unfused.seconds for p in found.predictions[1:])
 
 
@@ -411,13 +355,13 @@ def test_what_a_norm_adds() -> None:
         return predict(work, p, GPU, 64).seconds - predict(alone, p, GPU, 64).seconds
 
     assert norm_s(POINTER) == pytest.approx(64 * NORM_INSIDE_S_PER_ROW)
-    for p in (STREAM, PERSISTENT, replace(POINTER, block_m=64)):
+    for p in (PERSISTENT, replace(POINTER, block_m=64)):
         assert 0 < norm_s(p) - NORM_S[p.family] < 1e-6  # and the bytes of 64 rows, twice
 
 
 def test_splitting_k_pays_where_tiles_are_few() -> None:
     few, many = norm_matmul(rows=16, n=256, k=16384), norm_matmul(rows=16, n=65536, k=4096)
     for work, pays in ((few, True), (many, False)):
-        whole, split = (replace(STREAM, block_m=16, split_k=s) for s in (1, 4))
+        whole, split = (replace(POINTER, split_k=s) for s in (1, 4))
         prices = [predict(work, p, GPU, 16).seconds for p in (whole, split)]
         assert (prices[1] < prices[0]) == pays

@@ -37,8 +37,7 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
 GEMV = plan("gemv", 1, 2, 256)
 POINTER = plan("pointer", 16, 64, 64, num_stages=3)
 SPLIT = replace(POINTER, split_k=2)
-STREAM = plan("stream", 64, 64, 64, num_stages=3)
-PARTS = replace(STREAM, split_k=2)
+TALL = replace(POINTER, block_m=64)
 PERSISTENT = TilePlan(
     *(128, 128, 64), num_stages=4, num_warps=8, backend="triton", family="persistent"
 )
@@ -54,10 +53,9 @@ def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> 
     [
         (GEMV, ["gemv"]),
         (POINTER, ["matmul_pointer"]),
-        (replace(POINTER, block_m=64), ["row_norm", "matmul_pointer"]),
+        (TALL, ["row_norm", "matmul_pointer"]),
         (SPLIT, ["matmul_pointer", "split_reduce"]),
-        (STREAM, ["row_norm", "matmul_stream"]),
-        (PARTS, ["row_norm", "matmul_stream", "split_reduce"]),
+        (replace(TALL, split_k=2), ["row_norm", "matmul_pointer", "split_reduce"]),
         (PERSISTENT, ["row_norm", "matmul_persistent"]),
     ],
 )
@@ -78,7 +76,7 @@ def test_calls_that_would_stay_are_refused() -> None:
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))
 
 
-FAMILIES = [GEMV, POINTER, SPLIT, STREAM, PARTS, PERSISTENT]
+FAMILIES = [GEMV, POINTER, SPLIT, PERSISTENT]
 
 
 def rotated(positions: Dim | None) -> NormMatmul:
@@ -123,7 +121,7 @@ def overlapping(mod: ir.IRModule) -> dict[str, set[bool]]:
 
 
 @pytest.mark.usefixtures("not_compiled")
-@pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, STREAM, PARTS], ids=lambda p: p.family)
+@pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, TALL], ids=lambda p: p.family)
 def test_launches_of_few_rows_overlap_from_the_first_on(chosen: TilePlan) -> None:
     for work in (WORK, replace(WORK, norm=None)):
         few = emitted(work, PlanTable(((512, chosen), (None, PERSISTENT))))
@@ -178,34 +176,29 @@ def one_behind_another(chosen: TilePlan, computed: bool) -> ir.IRModule:
 
 
 @pytest.mark.usefixtures("not_compiled")
-@pytest.mark.parametrize("chosen", [GEMV, STREAM], ids=lambda p: p.family)
-def test_weights_are_read_early_where_no_kernel_writes_them(chosen: TilePlan) -> None:
-    name = {"gemv": "gemv", "stream": "matmul_stream"}[chosen.family]
-    assert early(one_behind_another(chosen, computed=False), name) == {"True"}
-    assert early(one_behind_another(chosen, computed=True), name) == {"False"}
+def test_weights_are_read_early_where_no_kernel_writes_them() -> None:
+    assert early(one_behind_another(GEMV, computed=False), "gemv") == {"True"}
+    assert early(one_behind_another(GEMV, computed=True), "gemv") == {"False"}
 
 
 @pytest.mark.usefixtures("not_compiled")
-@pytest.mark.parametrize("chosen", [GEMV, STREAM], ids=lambda p: p.family)
-def test_behind_a_kernel_of_the_caller_weights_wait(chosen: TilePlan) -> None:
-    name = {"gemv": "gemv", "stream": "matmul_stream"}[chosen.family]
+def test_behind_a_kernel_of_the_caller_weights_wait() -> None:
     plain = replace(WORK, rows=8, norm=None)
-    assert early(emitted(plain, PlanTable.single(chosen)), name) == {"False"}
+    assert early(emitted(plain, PlanTable.single(GEMV)), "gemv") == {"False"}
 
 
 @pytest.mark.usefixtures("not_compiled")
-def test_behind_the_norm_of_its_own_a_matmul_does_not_wait_for_weights() -> None:
+def test_a_norm_in_front_reads_its_weights_early() -> None:
     work = replace(WORK, rows=8)
-    assert early(emitted(work, PlanTable.single(STREAM)), "matmul_stream") == {"True"}
-    assert early(emitted(work, PlanTable.single(STREAM)), "row_norm") == {"True"}
+    assert early(emitted(work, PlanTable.single(TALL)), "row_norm") == {"True"}
 
 
 @pytest.mark.usefixtures("not_compiled")
 def test_several_projections_share_one_norm_and_one_launch() -> None:
     layer = Norm("layer", 1e-5, beta=True, residual=True, returns_sum=True, returns_norm=True)
     outputs = tuple(Projection(n, "nk") for n in (64, 32, 32))
-    mod = emitted(replace(WORK, outputs=outputs, norm=layer), PlanTable.single(STREAM), outputs=5)
-    assert launched(mod) == ["row_norm", "matmul_stream"]
+    mod = emitted(replace(WORK, outputs=outputs, norm=layer), PlanTable.single(TALL), outputs=5)
+    assert launched(mod) == ["row_norm", "matmul_pointer"]
     assert len(mod["main"].ret_ty.fields) == 5
 
 

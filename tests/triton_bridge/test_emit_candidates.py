@@ -29,7 +29,7 @@ from relax_fusion.triton_bridge.kernel import KernelSource
 
 from ..support.triton_modules import module_of, with_candidates
 from .common import H200, kernels, launched, not_compiled
-from .test_emit import GEMV, PERSISTENT, POINTER, SPLIT, STREAM, WORK, launchers
+from .test_emit import GEMV, PERSISTENT, SPLIT, TALL, WORK, launchers
 
 TIR = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
 
@@ -39,7 +39,7 @@ def emitted(found: Sequence[Embedded], table: PlanTable | None = None) -> ir.IRM
     return EmitTritonKernels(H200)(with_candidates(module_of(WORK, plans, outputs=1), found))
 
 
-RANGES = [Embedded(Box(16), (GEMV, SPLIT)), Embedded(Box(), (STREAM, POINTER, PERSISTENT))]
+RANGES = [Embedded(Box(16), (GEMV, SPLIT)), Embedded(Box(), (TALL, PERSISTENT))]
 
 
 ASKED = [name.rsplit("_", 1)[0] for name in (BEGIN, NEXT)]
@@ -49,7 +49,7 @@ ASKED = [name.rsplit("_", 1)[0] for name in (BEGIN, NEXT)]
 @pytest.mark.usefixtures("not_compiled")
 def test_plans_of_a_range_are_candidates() -> None:
     few = ["gemv", "matmul_pointer", "split_reduce"]
-    many = ["row_norm", "matmul_stream", "matmul_pointer", "row_norm", "matmul_persistent"]
+    many = ["row_norm", "matmul_pointer", "row_norm", "matmul_persistent"]
     assert launched(emitted(RANGES)) == [*ASKED, *few, *ASKED, *many]
 
 
@@ -74,8 +74,8 @@ def test_the_body_is_a_loop_over_what_the_library_asks_for() -> None:
 
 @pytest.mark.usefixtures("not_compiled")
 def test_a_range_of_one_plan_is_launched_at_once() -> None:
-    mod = emitted([Embedded(Box(16), (GEMV,)), Embedded(Box(), (STREAM,))])
-    assert launched(mod) == ["gemv", "row_norm", "matmul_stream"]
+    mod = emitted([Embedded(Box(16), (GEMV,)), Embedded(Box(), (TALL,))])
+    assert launched(mod) == ["gemv", "row_norm", "matmul_pointer"]
 
 
 @pytest.mark.usefixtures("not_compiled")
@@ -89,9 +89,9 @@ def test_equal_kernels_of_ranges_are_one() -> None:
 
 @pytest.mark.usefixtures("not_compiled")
 def test_kernels_of_tir_keep_their_place() -> None:
-    found = [Embedded(Box(16), (TIR,)), Embedded(Box(), (STREAM, PERSISTENT))]
+    found = [Embedded(Box(16), (TIR,)), Embedded(Box(), (TALL, PERSISTENT))]
     mod = emitted(found)
-    assert launched(mod) == [*ASKED, "row_norm", "matmul_stream", "row_norm", "matmul_persistent"]
+    assert launched(mod) == [*ASKED, "row_norm", "matmul_pointer", "row_norm", "matmul_persistent"]
     text = mod.script(show_meta=False)
     assert text.count("T.sblock(") > 3 and PLACE.value not in text
 

@@ -61,17 +61,6 @@ ODD_FULL = replace(PLAIN, outputs=(Projection(6145, "nk", ("bias", "gelu", "resi
 TWO = replace(PLAIN, outputs=(ADDED.outputs[0], Projection(1000, "nk", ("gelu",))))
 
 
-def stream(rows: int, columns: int, k: int, stages: int, split: int = 1) -> TilePlan:
-    return TilePlan(
-        *(rows, columns, k),
-        split_k=split,
-        num_stages=stages,
-        num_warps=4,
-        backend="triton",
-        family="stream",
-    )
-
-
 def persistent(columns: int, stages: int) -> TilePlan:
     return TilePlan(
         *(128, columns, 64), num_stages=stages, num_warps=8, backend="triton", family="persistent"
@@ -79,26 +68,12 @@ def persistent(columns: int, stages: int) -> TilePlan:
 
 
 CASES = {
-    "16-rows": (PLAIN, stream(16, 64, 128, 5)),
-    "64-rows": (FULL, stream(64, 64, 128, 4)),
-    "128-rows": (FULL, stream(128, 64, 64, 6)),
-    "stream-gated": (GATED, stream(64, 64, 128, 4)),
-    "stream-kn": (KN, stream(16, 64, 64, 10)),
-    "stream-split": (PLAIN, stream(16, 64, 128, 4, split=2)),
-    "stream-rope": (ROTATED, stream(16, 64, 64, 6)),
-    "stream-rope-part": (PART_ROTATED, stream(16, 64, 64, 6)),
-    "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
-    "stream-three": (QKV, stream(16, 64, 64, 6)),
-    "stream-three-split": (QKV, stream(16, 64, 64, 6, split=2)),
-    "stream-two": (TWO, stream(16, 64, 128, 5)),
     "persistent-three": (QKV, persistent(128, 6)),
     "persistent-two": (TWO, persistent(192, 5)),
     "256-columns": (ACTIVATED, persistent(256, 4)),
     "192-columns": (ADDED, persistent(192, 5)),
     "160-columns": (ADDED, persistent(160, 5)),
     "128-columns": (FULL, persistent(128, 6)),
-    "64-rows-twice": (TWICE, stream(64, 64, 128, 4)),
-    "16-rows-scaled": (SCALED, stream(16, 64, 128, 5)),
     "128-columns-twice": (TWICE, persistent(128, 6)),
     "192-columns-twice": (TWICE, persistent(192, 5)),
     "192-columns-scaled": (SCALED, persistent(192, 5)),
@@ -177,20 +152,6 @@ def check_shared_memory(
 
 
 WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
-
-
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("work", [PLAIN, GATED], ids=["plain", "gated"])
-def test_weights_are_requested_before_the_wait_where_allowed(
-    work: NormMatmul | GatedFFN, early: bool
-) -> None:
-    fixed = None if early else FixedWeights()
-    text = compiled(work, stream(16, 64, 128, 4), fixed).ptx.decode()
-    assert text.count(WAIT) == 2, "one for the warp that copies, one for those that store"
-    assert text.count(LAUNCH) == 1
-    copying = text[: text.index(LAUNCH)]
-    before = copying[: copying.rindex(WAIT)]
-    assert bool(re.search(SIGNS["tensor copies"], before)) == early
 
 
 def test_a_gemv_requests_weights_before_the_wait_where_allowed() -> None:
