@@ -152,7 +152,7 @@ def test_so_they_are_for_a_shape_that_was_held_out() -> None:
 def test_and_for_the_widest_weights_at_few_rows() -> None:
     wide = fit(WIDE)
     assert len(wide.regret) == 8 and not wide.untimed
-    # The price of "pointer" does not know what this cell loses; the table's choice is the best there
+    # The price of "pointer" misses what this cell loses; the table's choice is the best there
     missed = "70b", "qkv", 64
     assert 0.12 < wide.regret[missed] < 0.13 and wide.table_regret[missed] == 0
     for losses in (wide.regret, wide.table_regret):
