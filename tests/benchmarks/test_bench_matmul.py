@@ -22,6 +22,8 @@ from benchmarks.suites.matmul.peers import Problem, Weights, matmul64
 from benchmarks.suites.matmul.suite import Matmul
 from benchmarks.targets import verdict
 
+from ..support.slow import sampled
+
 TINY = Size(64, 96, 80, 8)
 
 
@@ -228,7 +230,7 @@ def test_a_wide_weight_is_multiplied_in_parts(monkeypatch) -> None:
     torch.testing.assert_close(matmul64(x, w), x @ w.double().T)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sampled(CASES, 3))
 def test_ours_computes_what_pytorch_does(case, tiny, cpu_in_place_of_a_gpu) -> None:
     problem = Problem(Weights(Chain(case, "tiny"), "float32", "cpu"), 5)
     compiled = ours.build(ours.Job(problem.chain, "ours", None, "float32", "llvm"))

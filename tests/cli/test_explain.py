@@ -19,6 +19,7 @@ from .test_cli import CONFIG, error, quick_to_compile, write_json
 __all__ = ["quick_to_compile"]
 
 
+@pytest.mark.slow
 def test_explain_as_text_and_as_json(tmp_path, capsys):
     config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
     assert main(["explain", str(config), "-q"]) == 0

@@ -106,7 +106,8 @@ def test_no_launch_is_for_decoding(config: str, name: str, target: str) -> None:
     found = [d for d in report.fused if "matmul" in d.spelling or "silu" in d.spelling]
     assert found and all("packed" in d.spelling for d in found)
     # FuseChains tells that it would decode a weight, and leaves that to the others
-    assert report.declined == []
+    heads = {"FuseAttentionChain"}  # of 8 features, which on a GPU no kernel but a scalar one takes
+    assert {d.pattern for d in report.declined} <= heads
 
 
 @pytest.mark.parametrize(
