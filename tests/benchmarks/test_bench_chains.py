@@ -15,6 +15,8 @@ from benchmarks.suites.chains.cases import NAMED, Case, exported, mlp
 from relax_fusion import MatmulChain
 from relax_fusion.workload import Chain
 
+from ..support.slow import sampled
+
 SMALL = {
     "G1": Case(lambda: cases.Products((2, 32, 8), (2, 8, 24)), ((2, 5, 32),), torch.float32),
     "bottleneck": Case(
@@ -25,7 +27,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", [n for n in NAMED if n[0] in "GSLb"])
+@pytest.mark.parametrize("name", sampled([n for n in NAMED if n[0] in "GSLb"], 2))
 def test_chains_are_one_workload(name: str) -> None:
     job = suite.Job("fused", name, "h200")
     found = building.decided(exported(name)[1], "h200", backend="triton", **job.options())
