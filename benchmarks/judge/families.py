@@ -20,7 +20,6 @@ from argparse import ArgumentParser
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +29,6 @@ from benchmarks.judge.matmul import operands
 from benchmarks.recording import markdown_table
 from benchmarks.report import Entry
 from benchmarks.runner import conclude, read
-from benchmarks.sessions import sentence
 from benchmarks.suite import Suite
 from benchmarks.suites.matmul.cases import DTYPES, Chain
 from benchmarks.suites.matmul.models import MODELS
@@ -39,6 +37,9 @@ from benchmarks.suites.matmul.subject import ChainAt, range_uppers
 CHOSEN = ("llama3.1-8b", "llama3.2-1b", "qwen2.5-7b", "bert-base", "qwen2.5-0.5b", "llama3.1-70b")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 777, 1024, 2048, 3000, 4096)
 CASES = ("qkv", "gate_up", "up", "out", "down")
+CUBLAS = "cuBLAS"
+"""The bare matmul, which is timed beside the families."""
+
 HOPELESS = 3.0
 """A plan of so many times the least price is not timed."""
 
@@ -97,7 +98,7 @@ class JudgeFamilies(Suite):
             self._compile(item)
         best = self.best[item.rows]
         with alone():
-            return {"predicted_ms": {name: ms for name, (_, ms) in best.items()}} | self._time(item)
+            return {"predicted_us": {name: us for name, (_, us) in best.items()}} | self._time(item)
 
     def _compile(self, item: ChainAt) -> None:
         """Compile the best plans for all numbers of rows of a chain in one module."""
@@ -119,54 +120,49 @@ class JudgeFamilies(Suite):
         timing, problem = self.session.timing, Problem(self.weights, item.rows)
         reference, tensors = problem.reference(), operands(problem)
         allowed = timing.allowed_error(timing.error_of(problem.eager(), reference), item.dtype)
-        calls, wrong, failed = {"cuBLAS": timing.Call(problem.bare())}, {}, {}
-        for family, (plan, _) in self.best[item.rows].items():
-            if plan in self.failed:
-                failed[family] = self.failed[plan]
-                continue
-            built, name = self.compiled[plan]
-            try:
-                call = timing.Call(partial(built.call, name, tensors)())
-                error = timing.error_of(call.checked_result(), reference)
-            except Exception as err:
-                self.session.check(err)
-                failed[family] = sentence(err)
-                continue
-            if error <= allowed:
-                calls[family] = call
-            else:
-                wrong[family] = f"error {error:.2e}, allowed {allowed:.1e}"
-        samples = self.session.sampler.sample_ms({n: call.launch for n, call in calls.items()})
-        times = {name: round(statistics.median(each), 6) for name, each in samples.items()}
-        return {"ms": times, "wrong": wrong, "failed": failed}
+        plans = {family: plan for family, (plan, _) in self.best[item.rows].items()}
+        failed = {family: self.failed[p] for family, p in plans.items() if p in self.failed}
+
+        def contender(name: str) -> Callable[[], Any]:
+            if name == CUBLAS:
+                return problem.bare()
+            built, function = self.compiled[plans[name]]
+            return built.call(function, tensors)
+
+        def check(name: str, call: Any) -> None:
+            error = timing.error_of(call.checked_result(), reference) if name != CUBLAS else 0.0
+            if not error <= allowed:
+                raise ArithmeticError(f"error {error:.2e}, allowed {allowed:.1e}")
+
+        names = [CUBLAS, *(family for family in plans if family not in failed)]
+        calls, others = self.session.captured(names, contender, check)
+        return {"us": self.session.times(calls)["us"], "failed": failed | others}
 
     # --- what is said ----------------------------------------------------------------------
 
     def is_complete(self, entry: Entry, item: Any) -> bool:
-        return bool(entry.get("ms"))
+        return bool(entry.get("us"))
 
     def is_bad(self, entry: Entry) -> bool:
-        return "error" in entry or bool(entry["wrong"] or entry["failed"])
+        return "error" in entry or bool(entry["failed"])
 
     def line(self, entry: Entry, record: Entry) -> str:
         if "error" in entry:
             return super().line(entry, record)
-        times = sorted(entry["ms"].items(), key=lambda item: item[1])
-        told = ", ".join(f"{family} {1e3 * ms:.1f}" for family, ms in times)
-        bad = "".join(
-            f"; {n}: {why[:80]}" for n, why in {**entry["wrong"], **entry["failed"]}.items()
-        )
+        times = sorted(entry["us"].items(), key=lambda item: item[1])
+        told = ", ".join(f"{family} {us:.1f}" for family, us in times)
+        bad = "".join(f"; {name}: {why[:80]}" for name, why in entry["failed"].items())
         return f"{entry['model']} {entry['case']} {entry['rows']}: {told} us{bad}"
 
     def markdown(self, record: Entry) -> str:
         """Return the tables by measured times, and by predicted ones."""
-        entries = [e for e in record["cases"] if e.get("ms")]
-        measured = [{n: ms for n, ms in e["ms"].items() if n != "cuBLAS"} for e in entries]
+        entries = [e for e in record["cases"] if e.get("us")]
+        measured = [{n: us for n, us in e["us"].items() if n != CUBLAS} for e in entries]
         names = [f"{e['model']} {e['case']} {e['rows']}" for e in entries]
         parts = [f"{record['gpu']}, {record['dtype']}, {len(entries)} cells, launches included."]
         for what, cells in (
             ("Measured", measured),
-            ("By price", [e["predicted_ms"] for e in entries]),
+            ("By price", [e["predicted_us"] for e in entries]),
         ):
             parts.append(f"## {what}\n\n" + table(cells, names))
         return "\n\n".join(parts)
@@ -181,7 +177,7 @@ def alone() -> Iterator[None]:
 
 
 def best_plans(work: Any, rows: Sequence[int], dev: Any) -> dict[int, dict[str, tuple[Any, float]]]:
-    """Return for each number of rows the best plan of every family, and its price in ms."""
+    """Return for each number of rows the best plan of every family, and its price in us."""
     from relax_fusion.estimator.registry import options
 
     kinds = defaultdict(list)
@@ -196,10 +192,10 @@ def best_plans(work: Any, rows: Sequence[int], dev: Any) -> dict[int, dict[str, 
             at = int(np.argmin(prices))
             if np.isfinite(prices[at]):
                 name = f"{type(family).__name__} {kind or ''}".strip()
-                found[r][name] = plans[at], 1e3 * float(prices[at])
+                found[r][name] = plans[at], 1e6 * float(prices[at])
     for r, best in found.items():
-        limit = HOPELESS * min((ms for _, ms in best.values()), default=0.0)
-        found[r] = {name: (plan, ms) for name, (plan, ms) in best.items() if ms <= limit}
+        limit = HOPELESS * min((us for _, us in best.values()), default=0.0)
+        found[r] = {name: (plan, us) for name, (plan, us) in best.items() if us <= limit}
     return found
 
 
@@ -207,7 +203,7 @@ def lost(cells: Sequence[Cell], without: Callable[[str], bool]) -> list[float]:
     """Return how many times as long the best of the others takes, for each cell that has others."""
     found = []
     for cell in cells:
-        rest = [ms for family, ms in cell.items() if not without(family)]
+        rest = [us for family, us in cell.items() if not without(family)]
         if rest:
             found.append(min(rest) / min(cell.values()))
     return found

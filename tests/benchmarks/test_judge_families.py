@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks.judge.families import HOPELESS, best_plans, lost, table
+from benchmarks.judge.families import CUBLAS, HOPELESS, JudgeFamilies, best_plans, lost, table
+from benchmarks.runner import main as run
 from benchmarks.suites.matmul.cases import Chain
+from benchmarks.suites.matmul.models import MODELS, Size
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim
 
@@ -30,7 +34,21 @@ def test_the_table_tells_wins_losses_and_cells_that_nobody_else_serves() -> None
 def test_every_family_names_its_best_plan(rows: int) -> None:
     (work,) = Chain("qkv", "llama3.1-8b").works(DynamicDim("rows"), "float16")
     (found,) = best_plans(work, [rows], device("h200")).values()
-    prices = [ms for _, ms in found.values()]
+    prices = [us for _, us in found.values()]
     assert len(found) > 2 and max(prices) <= HOPELESS * min(prices)
     assert ("FewRows few_rows" in found) == (rows == 1)
     assert "CudaMatmul cuda" in found
+
+
+def test_a_whole_run(tmp_path, monkeypatch, cpu_in_place_of_a_gpu) -> None:
+    monkeypatch.setitem(MODELS, "bert-base", Size(64, 96, 80, 8))
+    asked = ("--target", "llvm", "--models", "bert-base", "--cases", "qkv", "out", "--rows", "3")
+    results = ("--results", str(tmp_path))
+    assert run(JudgeFamilies, [*asked, *results]) == 0
+    (file,) = tmp_path.glob("*-judge_families.json")
+    cells = json.loads(file.read_text())["cases"]
+    assert [(c["case"], c["rows"]) for c in cells] == [("qkv", 3), ("out", 3)]
+    for cell in cells:
+        assert not cell["failed"] and {*cell["us"]} == {CUBLAS, *cell["predicted_us"]}
+    again = ("--from", str(file), *results)
+    assert run(JudgeFamilies, [*again]) == 0
