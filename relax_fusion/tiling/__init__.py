@@ -4,38 +4,28 @@ A block graph has loops and statements (:mod:`.space`).  A tiling expression ord
 (:mod:`.expressions`), and statements then have their places (:mod:`.placement`).  What results is a
 :class:`Schedule` (:mod:`.structure`): a tree of loops, the axes of the grid, and tiles.  The method
 is that of MCFuser (Zhang et al., SC'24, https://arxiv.org/abs/2506.22169), with its rules
-(:mod:`.pruning`) and its price (:mod:`.price`); sums that blocks share (:mod:`.split`) are not in
-it.  Nothing here needs TVM.
+(:mod:`.pruning`); sums that blocks share (:mod:`.split`) are not in it.  Families of kernels have
+the tiles and the price.  Nothing here needs TVM.
 """
 
 from .expressions import Expression, expressions, parse
 from .placement import place
-from .price import Cost
-from .pruning import Pruning, SpaceReport
-from .search import Candidate, SearchSpace, candidates
 from .space import Access, IterationSpace, TileLoop, iteration_space
 from .split import SplitGraph, recomputed, split_loops, split_sum
-from .structure import Compute, Load, Loop, Schedule, Store, Structure
-from .volumes import moves, volumes
+from .structure import Compute, Load, Loop, Schedule, Store, Structure, moves
 
 __all__ = [
     "Access",
-    "Candidate",
     "Compute",
-    "Cost",
     "Expression",
     "IterationSpace",
     "Load",
     "Loop",
-    "Pruning",
     "Schedule",
-    "SearchSpace",
-    "SpaceReport",
     "SplitGraph",
     "Store",
     "Structure",
     "TileLoop",
-    "candidates",
     "expressions",
     "iteration_space",
     "moves",
@@ -44,5 +34,4 @@ __all__ = [
     "recomputed",
     "split_loops",
     "split_sum",
-    "volumes",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from ..errors import TilingError
 from .space import Access, IterationSpace
@@ -187,3 +188,12 @@ class Schedule:
         tile = " x ".join(str(self.tile[n]) for n in step.makes.loops) or "1"
         over = " x ".join(str(self.tile[n]) for n in summed)
         return f"{tile} over {over}" if over else tile
+
+
+def moves(schedule: Schedule) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the loops around each load and store, and the bytes of its tile."""
+    size = dict(schedule.space.element_bytes)
+    for statement, around in schedule.structure.statements:
+        if not isinstance(statement, Compute):
+            tile = prod(schedule.tile[n] for n in statement.what.loops)
+            yield around, tile * size[statement.tensor]

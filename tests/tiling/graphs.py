@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import reduce
-from itertools import pairwise
+from itertools import chain as joined
+from itertools import combinations, pairwise
 from operator import mul
 
+from relax_fusion.tiling import IterationSpace, Structure, expressions
+from relax_fusion.tiling.pruning import distinct
 from relax_fusion.workload.builder import GraphBuilder, Handle
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply
@@ -113,3 +117,11 @@ def random_graph(choose: random.Random) -> Graph:
     for handle, _ in [made[-1], *choose.sample(made[:-1], min(1, len(made) - 1))]:
         g.output(handle)
     return g.graph()
+
+
+def structures(space: IterationSpace) -> Iterator[tuple[frozenset[str], Structure]]:
+    """Yield the structures of a space, each with the loops that are one tile."""
+    names, every = space.ordered, expressions(space)
+    subsets = joined.from_iterable(combinations(names, n) for n in range(len(names) + 1))
+    for single in map(frozenset, subsets):
+        yield from ((single, structure) for structure in distinct(space, every, single))

@@ -10,7 +10,6 @@ import pytest
 from relax_fusion.errors import TilingError
 from relax_fusion.tiling import (
     Schedule,
-    SearchSpace,
     expressions,
     iteration_space,
     parse,
@@ -21,7 +20,7 @@ from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis
 
-from .graphs import chain, norm_mlp, projected_keys, random_graph, row_sums, softmax
+from .graphs import chain, norm_mlp, projected_keys, random_graph, row_sums, softmax, structures
 from .simulator import run
 
 TWO = iteration_space(chain(1024, 512, 1024, 512))
@@ -172,7 +171,6 @@ def test_the_simulator_sees_what_is_wrong() -> None:
 
 def test_candidates_run() -> None:
     space = iteration_space(KNOWN["norm"])
-    for single, found in SearchSpace(space).distinct.items():
-        for structure in found:
-            tiles = tuple(a.size if a.name in single else 16 for a in space.loops)
-            run(Schedule(space, structure, tiles))
+    for single, structure in structures(space):
+        tiles = tuple(a.size if a.name in single else 16 for a in space.loops)
+        run(Schedule(space, structure, tiles))

@@ -10,7 +10,6 @@ import pytest
 from relax_fusion.errors import TilingError
 from relax_fusion.tiling import (
     Schedule,
-    SearchSpace,
     iteration_space,
     parse,
     place,
@@ -25,7 +24,7 @@ from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.reference import evaluate
 from relax_fusion.workload.values import Axis, AxisValue, apply
 
-from .graphs import chain, norm_mlp, projected_keys, random_graph, softmax
+from .graphs import chain, norm_mlp, projected_keys, random_graph, softmax, structures
 from .simulator import run
 
 HALF = {"dtype": "float16", "out_dtype": "float16"}
@@ -164,12 +163,11 @@ def test_schedules_of_split_graphs_run() -> None:
         two = split_sum(graph, split_loops(graph)[0], 2)
         for each in (two.partial, two.merging):
             space = iteration_space(each)
-            for single, found in SearchSpace(space).distinct.items():
-                batch = {a.name for a in space.loops if a.batch}
+            batch = {a.name for a in space.loops if a.batch}
+            for single, structure in structures(space):
                 tiles = tuple(
                     1 if a.name in batch else a.size if a.name in single else 16
                     for a in space.loops
                 )
-                for structure in found:
-                    if all(t <= a.size for t, a in zip(tiles, space.loops, strict=True)):
-                        run(Schedule(space, structure, tiles))
+                if all(t <= a.size for t, a in zip(tiles, space.loops, strict=True)):
+                    run(Schedule(space, structure, tiles))

@@ -238,7 +238,7 @@ def _parts(launched: Launched, dev: DeviceSpec) -> _Parts:
     return _Parts(
         waits=_merged((around, time.waits) for around, time in times),
         works=_merged((around, time.works) for around, time in times),
-        moved=_merged((around, tile_bytes) for _, around, tile_bytes in moves(schedule)),
+        moved=_merged(moves(schedule)),
         distinct=_merged((loops, size[tensor]) for tensor, loops in operands.items()),
         flops=_merged((tuple(step.loops), 2.0) for step in schedule.space.steps if step.dtype),
         resident=resident_blocks(footprint(launched), dev),
