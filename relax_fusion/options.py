@@ -20,6 +20,7 @@ from tvm.target import Target
 from .canonical import CANONICAL
 from .errors import PipelineError
 from .estimator.database import Database
+from .estimator.family import Backend
 from .estimator.measured import Measured
 from .hardware.target import has_triton, is_cuda, make_target, require_tf32
 from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
@@ -28,8 +29,6 @@ from .passes.options import Bound, FuseOptions, Plans
 from .report import Report
 from .transforms.debug_dump import Wanted
 from .validation import Natural, check, plain, shown
-
-Backend = Literal["auto", "mixed", "tir", "triton"]
 
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
 _TOLD |= {"dump_functions", "dump_phases"}
@@ -116,10 +115,10 @@ class PipelineOptions:
     dump_functions, dump_phases : tuple of str
         What is dumped: functions, with those that they call, and phases, by what their files have
         behind ``debug-phase``, or ``final``; all by default.
-    backend : {"auto", "mixed", "tir", "triton"}
-        Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
-        kernel, and TIR elsewhere.  "mixed": both there, for each size who is predicted to be
-        faster.
+    backend : {"auto", "tir", "triton"}
+        Which families of kernels are looked at.  By default all that the device has, of which for
+        each size the one of the least price is taken; "tir": scheduled TIR alone; "triton": Triton
+        and CUDA C++, and TIR where these have no kernel.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or pass name.
     database : Path, optional
@@ -178,7 +177,7 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         """Refuse values that no phase could honour."""
         check(self, PipelineError)
-        if self.backend in ("mixed", "triton") and not has_triton(self.target):
+        if self.backend == "triton" and not has_triton(self.target):
             raise PipelineError(
                 f"backend {self.backend!r} needs a CUDA target, sm_80 or newer: {self.target}"
             )
@@ -225,7 +224,7 @@ class PipelineOptions:
             self.variable_bounds,
             decisions,
             self.always_fuse,
-            "tir" if not self.uses_triton else "triton" if self.backend == "auto" else self.backend,
+            "tir" if not self.uses_triton else "triton" if self.autotune else self.backend,
             self.allow_tf32,
             self.validate,
             self.measured,
@@ -245,7 +244,7 @@ class PipelineOptions:
 
     @property
     def uses_triton(self) -> bool:
-        """Whether fused kernels are Triton's, where it has one."""
+        """Whether fused kernels may be others than scheduled TIR."""
         return self.backend != "tir" and has_triton(self.target)
 
 

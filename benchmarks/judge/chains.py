@@ -56,7 +56,7 @@ SIZE = 1
 def workload_of(name: str, target: str) -> Workload | None:
     """Return what the pipeline makes of a chain that it can make one kernel of; else None."""
     options = Job("fused", name, target).options()
-    report = building.decided(exported(name)[1], target, backend="triton", **options)
+    report = building.decided(exported(name)[1], target, **options)
     works = [d.workload for d in report.decisions if d.fused and d.workload is not None]
     return works[0] if len(works) == 1 else None
 
@@ -74,7 +74,7 @@ def selected(work: Workload, dev: DeviceSpec, most: int, seed: str) -> list[Tile
 
 def chosen(work: Workload, dev: DeviceSpec) -> TilePlan:
     """Return the plan that the estimator chooses."""
-    choice = choose(work, dev, always=True, backend="triton")
+    choice = choose(work, dev, always=True)
     if isinstance(choice, Decline):
         raise ValueError(f"the estimator declines: {choice.detail}")
     return choice.plans.plan_for(SIZE)

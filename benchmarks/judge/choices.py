@@ -78,11 +78,11 @@ class JudgeChoices(Suite):
         for forget in ON_CHANGE:  # models have workloads in common
             forget()
         start = time.process_time()
-        choice = choose(work, self.device, backend="triton", always=True)
+        choice = choose(work, self.device, always=True)
         spent = time.process_time() - start
         if isinstance(choice, Decline):
             raise ValueError(f"{choice.reason}: {choice.detail}")
-        found = list(options(work, self.device, "triton"))
+        found = list(options(work, self.device))
         (priced,) = price(work, self.device, [(found, self.sizes)])
         place = {option.plan: i for i, option in enumerate(found)}
         own = [place[choice.plans.plan_for(rows=size)] for size in self.sizes]

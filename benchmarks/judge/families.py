@@ -181,7 +181,8 @@ def best_plans(work: Any, rows: Sequence[int], dev: Any) -> dict[int, dict[str, 
     from relax_fusion.estimator.registry import options
 
     kinds = defaultdict(list)
-    for family, plan in options(work, dev, "mixed"):
+    every = dict.fromkeys((*options(work, dev), *options(work, dev, "tir")))
+    for family, plan in every:
         kinds[family, plan.family].append(plan)
     found: dict[int, dict[str, tuple[Any, float]]] = {r: {} for r in rows}
     for (family, kind), plans in kinds.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BACKENDS = ("auto", "mixed", "tir", "triton")
+BACKENDS = ("auto", "tir", "triton")
 DTYPES = ("float32", "float16", "bfloat16")
 MODELS = (
     *("llama-3.1-8b", "llama-3.2-1b", "llama-2-7b", "gpt2", "bert-base"),

@@ -10,6 +10,7 @@ from itertools import pairwise
 from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
 from . import separate
+from .family import Backend
 from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, repeated
 from .priced import asked_in, price
 from .registry import ON_CHANGE, Option, options
@@ -21,7 +22,7 @@ def predict_unfused(
     dev: DeviceSpec,
     size: Size,
     *,
-    backend: str = "tir",
+    backend: Backend = "auto",
     alone: Prediction | None = None,
 ) -> Prediction:
     """Return what the chain costs at `size` if the pass that found it leaves it alone.
@@ -32,8 +33,8 @@ def predict_unfused(
     ----------
     size : int or AttentionSize
         As for `predict`.
-    backend : {"tir", "triton"}
-        Who is to emit the matmuls that later passes fuse.
+    backend : {"auto", "tir", "triton"}
+        Which families the matmuls that later passes fuse may be of.
     alone : Prediction, optional
         What `work` costs by its best plan, if that is known: a matmul by itself has no parts.
     """
@@ -41,7 +42,7 @@ def predict_unfused(
 
 
 def unfused_at(
-    work: Workload, dev: DeviceSpec, sizes: Mapping[Size, Prediction | None], backend: str
+    work: Workload, dev: DeviceSpec, sizes: Mapping[Size, Prediction | None], backend: Backend
 ) -> list[Prediction]:
     """Return what `predict_unfused` does at several sizes, of which matmuls are priced together.
 
@@ -60,15 +61,15 @@ def unfused_at(
     ]
 
 
-def predict_apart(atoms: Sequence[Atom], dev: DeviceSpec, backend: str) -> Prediction:
+def predict_apart(atoms: Sequence[Atom], dev: DeviceSpec, backend: Backend) -> Prediction:
     """Return what kernels cost that run one after the other.
 
     Parameters
     ----------
     atoms : sequence of Atom
         The kernels; at least one.
-    backend : {"tir", "triton"}
-        Who is to emit the matmuls that later passes fuse.
+    backend : {"auto", "tir", "triton"}
+        Which families the matmuls that later passes fuse may be of.
     """
     kernels = _kernels(atoms, dev, backend)
     return _one_after_the_other([kernels[atom] for atom in atoms], dev)
@@ -85,7 +86,7 @@ class _Kernel:
     start_s : float
         What launching it takes behind another kernel.
     is_matmul : bool
-        Whether it is Triton's matmul.
+        Whether it is a matmul that is launched early, and lets the next kernel begin early.
     early_s : float
         What is done of it before another of these ends.
     """
@@ -104,9 +105,9 @@ def _one_after_the_other(parts: Sequence[_Kernel], dev: DeviceSpec) -> Predictio
     return replace(in_a_row([part.prediction for part in parts]), seconds=seconds)
 
 
-def _kernels(atoms: Iterable[Atom], dev: DeviceSpec, backend: str) -> dict[Atom, _Kernel]:
+def _kernels(atoms: Iterable[Atom], dev: DeviceSpec, backend: Backend) -> dict[Atom, _Kernel]:
     """Return what each of some kernels costs."""
-    rows: dict[tuple[NormMatmul, str], set[int]] = {}
+    rows: dict[tuple[NormMatmul, Backend], set[int]] = {}
     for atom in atoms:
         if atom.matmul and atom.maker != "tvm":
             rows.setdefault((atom.matmul, _maker(atom, backend)), set()).add(_rows(atom, dev))
@@ -115,7 +116,7 @@ def _kernels(atoms: Iterable[Atom], dev: DeviceSpec, backend: str) -> dict[Atom,
     return {a: _kernel(a, dev, best.get((a.matmul, _maker(a, backend)), none)) for a in atoms}
 
 
-def _maker(atom: Atom, backend: str) -> str:
+def _maker(atom: Atom, backend: Backend) -> Backend:
     return backend if atom.maker == "pass" else "tir"
 
 
@@ -129,7 +130,7 @@ _Best = dict[int, tuple[Option, Prediction]]
 
 
 @lru_cache(maxsize=1024)  # chains of a model have the same parts
-def _best(matmul: NormMatmul, backend: str, dev: DeviceSpec, rows: tuple[int, ...]) -> _Best:
+def _best(matmul: NormMatmul, backend: Backend, dev: DeviceSpec, rows: tuple[int, ...]) -> _Best:
     """Return the best plans of a matmul; nothing where there is none of ours."""
     found = _plans(matmul, dev, backend)
     if not found:
@@ -149,8 +150,8 @@ def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
         return _Kernel(separate.price(atom, dev), separate.start_s(dev))
     option, priced = best[_rows(atom, dev)]
     on_gpu = dev.kind == "gpu"
-    is_triton = option.plan.backend == "triton"
-    start_s = separate.start_s(dev) if is_triton else dev.launch_s
+    is_early = not option.family.fallback
+    start_s = separate.start_s(dev) if is_early else dev.launch_s
     if not on_gpu:
         priced = repeated(priced, atom.matrices, dev)
         priced = replace(priced, seconds=priced.seconds + separate.rows_s(atom, dev))
@@ -159,11 +160,11 @@ def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
         rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
         longer = priced.seconds + max(0.0, rest_s)
         priced = replace(priced, seconds=longer, dram_bytes=moved)
-    return _Kernel(priced, start_s, is_triton, option.family.early_s(option.plan, dev))
+    return _Kernel(priced, start_s, is_early, option.family.early_s(option.plan, dev))
 
 
 @lru_cache(maxsize=256)
-def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: str) -> list[Option]:
+def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: Backend) -> list[Option]:
     return list(options(matmul, dev, backend))
 
 

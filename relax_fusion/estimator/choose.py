@@ -13,6 +13,7 @@ from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import predict_unfused, unfused_at
+from .family import Backend
 from .launch_limits import launch_limits, launchable, most_rows
 from .measured import Measured, Times
 from .pool import finer
@@ -100,7 +101,7 @@ def choose(
     *,
     plans: PlanTable | TilePlan | None = None,
     always: bool = False,
-    backend: str = "tir",
+    backend: Backend = "auto",
     measured: Measured | None = None,
 ) -> Choice | Decline:
     """Choose tile plans for `work` on `dev`.
@@ -111,8 +112,8 @@ def choose(
         A user's own.  It is checked, priced and taken, even if fusing is predicted not to pay.
     always : bool
         Choose plans even if fusing is predicted not to pay.
-    backend : {"tir", "triton", "mixed"}
-        Who is to emit the kernel, where it has one for `work`.
+    backend : {"auto", "tir", "triton"}
+        Which families are looked at, as for `candidates`.
     measured : Measured, optional
         Times on this device.  In a range in which plans were measured, the fastest of them is
         taken; whether fusing pays is told by predictions alone.
@@ -136,16 +137,16 @@ def choose(
     work = without_zeros(work)
     if plans is not None:
         table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
-        return _checked(work, dev, table)
+        return _checked(work, dev, table, backend)
     beyond = too_large(work)
     if beyond is not None:
         return Decline(Reason.NO_PLAN, beyond)
     found = list(options(work, dev, backend))
     if not found:
-        asked = ("tir",) if backend == "tir" else ("tir", "triton")
-        why = next(filter(None, (refusals(work, dev, each) for each in asked)), ())
+        why = refusals(work, dev, "tir") or refusals(work, dev, backend)
         what = "adds what adapters make" if work.is_adapted else f"takes a {type(work).__name__}"
-        nobody = f"no kernel of backend {backend!r} for the {dev.label} {what}"
+        of = "" if backend == "auto" else f" of backend {backend!r}"
+        nobody = f"no kernel{of} for the {dev.label} {what}"
         return Decline(Reason.NO_PLAN, "; ".join(why) or nobody)
     times = measured.of(work) if measured is not None else {}
     chosen = list(_chosen(found, work, dev, backend, times))
@@ -172,7 +173,7 @@ def saved_s(choice: Choice | Decline) -> float:
 
 
 def _chosen(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: str, times: Times
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: Backend, times: Times
 ) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
     """Yield what each range costs by its plans, and the boxes within it with their plans."""
     breaks = together({o.family.breaks for o in found})
@@ -225,7 +226,7 @@ def _without_times(
     ]
 
 
-def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
+def _checked(work: Workload, dev: DeviceSpec, table: PlanTable, backend: Backend) -> Choice:
     """Price a user's table, or raise what is wrong with it."""
     check_boxes(work, table)
     wrong = [
@@ -243,7 +244,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     for upper, _, size in ranges(work, together({family.breaks for family in known.values()})):
         plan = table.plan_for(**box_sizes(work, size))
         fused = known[plan].predict(plan, work, dev, size)
-        alone = predict_unfused(work, dev, size, backend=plan.backend, alone=fused)
+        alone = predict_unfused(work, dev, size, backend=backend, alone=fused)
         predictions.append(RangePrediction(upper, size, fused, alone, fused))
     return Choice(table, tuple(predictions))
 

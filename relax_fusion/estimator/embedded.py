@@ -10,6 +10,7 @@ from typing import Any
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import without_zeros
+from .family import Backend
 from .measured import Measured
 from .registry import ON_CHANGE
 from .shape import box_sizes
@@ -67,7 +68,7 @@ def as_given(table: PlanTable) -> tuple[Embedded, ...]:
 def embedded(
     work: Workload,
     dev: DeviceSpec,
-    backend: str,
+    backend: Backend,
     table: PlanTable,
     measured: Measured | None = None,
 ) -> tuple[Embedded, ...]:
@@ -77,7 +78,7 @@ def embedded(
     ----------
     work : Workload
         What is computed.
-    backend : {"triton", "mixed"}
+    backend : {"auto", "triton"}
         As for `choose`.
     table : PlanTable
         What `choose` took; its plans come first.

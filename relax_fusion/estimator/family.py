@@ -21,6 +21,9 @@ from .tile_plan import TilePlan
 
 W = TypeVar("W", bound=Any)
 
+Backend = Literal["auto", "tir", "triton"]
+"""Which families a user asks for: all of them, those of TIR, or those of Triton and CUDA C++."""
+
 
 @dataclass(frozen=True)
 class Breaks:
@@ -60,8 +63,12 @@ class KernelFamily(ABC, Generic[W]):
     ----------
     names : tuple of str
         What its plans have in their field `family`.
-    backend : {"tir", "triton"}
-        Who emits its kernels.
+    language : {"tir", "triton", "cuda"}
+        What its kernels are written in.
+    fallback : bool
+        Whether it is only for what no other family has a plan for at all sizes.
+    most_rows : int, optional
+        The rows up to which it has kernels, where larger sizes are left to others.
     kind : {"gpu", "cpu"}
         Where they run.
     takes : tuple of type
@@ -83,7 +90,9 @@ class KernelFamily(ABC, Generic[W]):
     """
 
     names: ClassVar[tuple[str, ...]] = ("",)
-    backend: ClassVar[Literal["tir", "triton"]] = "tir"
+    language: ClassVar[Literal["tir", "triton", "cuda"]] = "tir"
+    fallback: ClassVar[bool] = False
+    most_rows: ClassVar[int | None] = None
     kind: ClassVar[Literal["gpu", "cpu"]] = "gpu"
     takes: ClassVar[tuple[type, ...]]
     error: ClassVar[float]
@@ -92,6 +101,11 @@ class KernelFamily(ABC, Generic[W]):
     plan: ClassVar[type[TilePlan]] = TilePlan
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
+
+    @property
+    def backend(self) -> Literal["tir", "triton"]:
+        """Who emits its kernels: rules that schedule TIR, or the bridge that launches others."""
+        return "tir" if self.language == "tir" else "triton"
 
     def replaces(self, work: W) -> tuple[type, ...]:
         """Return the families that are not looked at where this one has a plan for a workload."""
@@ -196,7 +210,9 @@ def _is_plan(kind: Any) -> bool:
 
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "names": (lambda v: _all(str, v) and bool(v), "a tuple of text"),
-    "backend": (("tir", "triton").__contains__, "'tir' or 'triton'"),
+    "language": (("tir", "triton", "cuda").__contains__, "'tir', 'triton' or 'cuda'"),
+    "fallback": (lambda v: isinstance(v, bool), "a bool"),
+    "most_rows": (lambda v: v is None or (type(v) is int and v > 0), "a number of rows or None"),
     "kind": (("gpu", "cpu").__contains__, "'gpu' or 'cpu'"),
     "takes": (lambda v: _all(type, v) and bool(v), "a tuple of classes of workloads"),
     "error": (lambda v: isinstance(v, int | float) and 0 < v < inf, "a number above 0"),

@@ -31,8 +31,8 @@ from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
 from .families.words import Words
-from .family import KernelFamily, check_attributes
-from .prediction import HALF_DTYPES, Prediction
+from .family import Backend, KernelFamily, check_attributes
+from .prediction import Prediction
 from .shape import Size
 from .steps import Footprint
 from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
@@ -120,13 +120,14 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINTS))
 
 
-def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
+def families(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> list[Family]:
     """Return the families that take workloads of this class on such a device."""
     _load_entry_points()
     return [
         family
         for family in FAMILIES
-        if (family.kind, family.backend) == (dev.kind, backend)
+        if family.kind == dev.kind
+        and (backend != "tir" or family.language == "tir")
         and isinstance(work, family.takes)
         and (family.adapts or not work.is_adapted)
         and family.serves(work)
@@ -140,7 +141,7 @@ class Option(NamedTuple):
     plan: TilePlan
 
 
-def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
+def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[TilePlan]:
     """Yield plans that fit `work` on `dev`, each once.
 
     A small part of all tilings, in the manner of MCFuser (SC'24), which prunes by deduplication,
@@ -151,15 +152,14 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
 
     Parameters
     ----------
-    backend : {"tir", "triton", "mixed"}
-        Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR; "mixed":
-        plans for both.  So "triton" is of packed weights, and of other dtypes than float16 and
-        bfloat16, of which not all families of its back end have kernels.
+    backend : {"auto", "tir", "triton"}
+        Which families are looked at: "tir", those whose kernels are TIR; "triton", the others, and
+        those of TIR where no other has a plan.
     """
     return (option.plan for option in options(work, dev, backend))
 
 
-def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
+def options(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[Option]:
     """Yield `candidates` with their families."""
     for family, plan, why in looked_at(work, dev, backend):
         if plan is not None and not why:
@@ -184,28 +184,26 @@ class Looked(NamedTuple):
     why: str = ""
 
 
-def looked_at(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Looked]:
+def looked_at(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[Looked]:
     """Yield `candidates` with their families, and what is none of them, with the reason."""
     left_out: dict[type, Family] = {}
-    found = False
-    both = backend == "mixed"
-    if backend == "triton":  # each back end is the faster one of these at some sizes
-        both = work.is_packed or work.dtype not in HALF_DTYPES
-    for each in ("triton", "tir") if both else (backend, "tir"):
-        if found and not both:
-            return
-        for family in families(work, dev, each):
-            better = left_out.get(type(family))
-            why = family.refuses(work, dev) if better is None else _never_faster(better)
-            if why:
-                yield Looked(family, None, why)
-                continue
-            for plan in family.plans(work, dev):
-                wrong = next(iter(family.violations(plan, work, dev)), "")
-                if not wrong:
-                    left_out.update(dict.fromkeys(family.replaces(work), family))
-                    found = True
-                yield Looked(family, plan, wrong)
+    known = families(work, dev, backend)
+    is_last = {f: f.fallback or (backend, f.language) == ("triton", "tir") for f in known}
+    best: Family | None = None
+    for family in sorted(known, key=is_last.__getitem__):
+        better = best if is_last[family] else None
+        better = better or left_out.get(type(family))
+        why = family.refuses(work, dev) if better is None else _never_faster(better)
+        if why:
+            yield Looked(family, None, why)
+            continue
+        for plan in family.plans(work, dev):
+            wrong = next(iter(family.violations(plan, work, dev)), "")
+            if not wrong:
+                left_out.update(dict.fromkeys(family.replaces(work), family))
+                if not is_last[family] and family.most_rows is None:
+                    best = family
+            yield Looked(family, plan, wrong)
 
 
 def _never_faster(better: Family) -> str:
@@ -220,13 +218,14 @@ def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
     TilePlanError
         If there is none; the message has what there is.
     """
-    known = families(work, dev, plan.backend)
+    every = families(work, dev)
+    known = [family for family in every if family.backend == plan.backend]
     for family in known:
         if plan.family in family.names and family.has(plan, work):
             return family
     what = f"{type(work).__name__} on a {dev.kind}"
     if not known:
-        backends = sorted({f.backend for b in ("tir", "triton") for f in families(work, dev, b)})
+        backends = sorted({family.backend for family in every})
         has = " and ".join(map(repr, backends))
         raise TilePlanError(f"backend is {plan.backend!r}, there is {has} for {what}")
     names = " and ".join(map(repr, dict.fromkeys(n for f in known for n in f.names)))
@@ -265,7 +264,7 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
     return tuple(family.violations(plan, work, dev))
 
 
-def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
+def refusals(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> list[str]:
     """Return why there is no plan for `work` on `dev`, each reason once."""
     nothing_fits = f"no tile of any family fits the {dev.label}"
     known = families(work, dev, backend)

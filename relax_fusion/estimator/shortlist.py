@@ -9,6 +9,7 @@ from ..errors import Decline
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from .choose import choose
+from .family import Backend
 from .launch_limits import launchable
 from .priced import asked_in, price
 from .ranges import Range, by_box, ranges, together
@@ -42,12 +43,12 @@ class Contest:
     seconds: float
 
 
-def shortlist(work: Workload, dev: DeviceSpec, backend: str, most: int = MOST) -> list[Contest]:
+def shortlist(work: Workload, dev: DeviceSpec, backend: Backend, most: int = MOST) -> list[Contest]:
     """Return contests for all sizes of a workload; none where no plan fits.
 
     Parameters
     ----------
-    backend : {"tir", "triton", "mixed"}
+    backend : {"auto", "tir", "triton"}
         As for `choose`.
     most : int
         Plans for each range of rows, or query positions; boxes within a range share them.
@@ -59,7 +60,7 @@ def shortlist(work: Workload, dev: DeviceSpec, backend: str, most: int = MOST) -
 
 
 def contests_of(
-    work: Workload, dev: DeviceSpec, backend: str, table: PlanTable, most: int = MOST
+    work: Workload, dev: DeviceSpec, backend: Backend, table: PlanTable, most: int = MOST
 ) -> list[Contest]:
     """Return contests between the plans of a table and others, as `shortlist` does."""
     found = list(options(work, dev, backend))

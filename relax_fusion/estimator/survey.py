@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload, without_zeros
+from .family import Backend
 from .launch_limits import launchable
 from .priced import asked_in, price
 from .ranges import ranges, together
@@ -77,12 +78,12 @@ class Survey:
     passed_over: tuple[tuple[str, str], ...]
 
 
-def survey(work: Workload, dev: DeviceSpec, backend: str) -> Survey:
+def survey(work: Workload, dev: DeviceSpec, backend: Backend) -> Survey:
     """Return what `choose` has to choose from, by the same rules and prices.
 
     Parameters
     ----------
-    backend : {"tir", "triton", "mixed"}
+    backend : {"auto", "tir", "triton"}
         As for `choose`.
 
     Raises

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import Decline, RelaxFusionError
 from ..estimator import AttentionSize, Prediction, choose, predict
 from ..estimator.baseline import predict_apart
+from ..estimator.family import Backend
 from ..estimator.prediction import DRAM_EFFICIENCY
 from ..estimator.shape import box_sizes
 from ..estimator.tile_plan import PlanTable
@@ -120,7 +121,7 @@ class FunctionCost:
 
 
 def function_cost(
-    function: str, items: Iterable[Item], values: Values, dev: DeviceSpec, backend: str
+    function: str, items: Iterable[Item], values: Values, dev: DeviceSpec, backend: Backend
 ) -> FunctionCost:
     """Predict what one call of a function takes: its fused kernels, and the matmuls that are left.
 
@@ -134,7 +135,7 @@ def function_cost(
         Its symbolic sizes.
     dev : DeviceSpec
         The device.
-    backend : {"tir", "triton", "mixed"}
+    backend : {"auto", "tir", "triton"}
         Who emits the kernels.
     """
     return FunctionCost(
@@ -142,7 +143,7 @@ def function_cost(
     )
 
 
-def _cost(item: Item, values: Values, dev: DeviceSpec, backend: str) -> ItemCost:
+def _cost(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> ItemCost:
     try:
         found, plan = _predicted(item, values, dev, backend)
     except RelaxFusionError:
@@ -153,7 +154,7 @@ def _cost(item: Item, values: Values, dev: DeviceSpec, backend: str) -> ItemCost
 
 
 def _predicted(
-    item: Item, values: Values, dev: DeviceSpec, backend: str
+    item: Item, values: Values, dev: DeviceSpec, backend: Backend
 ) -> tuple[Prediction | None, str]:
     if item.work is None:
         return _left(item, values, dev, backend), ""
@@ -204,7 +205,7 @@ def _size(work: Workload, sizes: Mapping[str, int]) -> Any:
     return ranged["rows"]
 
 
-def _left(item: Item, values: Values, dev: DeviceSpec, backend: str) -> Prediction | None:
+def _left(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> Prediction | None:
     """Price the matmuls of what was left, as the rules for generic ones make them."""
     if item.dtype not in DTYPE_BYTES or not item.products:
         return _by_bytes(item, values, dev)

@@ -10,6 +10,7 @@ from pydantic import InstanceOf, SkipValidation
 from tvm.target import Target
 
 from ..errors import PipelineError, TilePlanError
+from ..estimator.family import Backend
 from ..estimator.measured import Measured
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import host_target
@@ -37,10 +38,10 @@ class FuseOptions:
         Largest values of symbolic variables, by name.
     decisions : list of Decision, optional
         Gets a record of every chain that was looked at.
-    backend : {"tir", "triton", "mixed"}
-        Who emits the kernels; "mixed": for each size who is faster.  Those of Triton are put in
-        place by a later pass,
-        `relax_fusion.triton_bridge.EmitTritonKernels`.
+    backend : {"auto", "tir", "triton"}
+        Which families of kernels are looked at: those of TIR, the others, or all, of which for each
+        size the one of the least price is taken.  Those that are not TIR are put in place by
+        `relax_fusion.triton_bridge.EmitTritonKernels`, which runs later.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
     validate : bool or "strict"
@@ -61,7 +62,7 @@ class FuseOptions:
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     decisions: Annotated[list[Decision], InstanceOf()] | None = None
     always_fuse: bool = False
-    backend: Literal["tir", "triton", "mixed"] = "tir"
+    backend: Backend = "tir"
     allow_tf32: bool = False
     validate: bool | Literal["strict"] = False
     measured: InstanceOf[Measured] | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from ..estimator.family import Backend
 from ..hardware import DeviceSpec
 
 Language = Literal["TVMScript", "Triton", "CUDA C++"]
@@ -123,7 +124,7 @@ class Material:
         What was compiled, for the title; empty if nobody said.
     spec : DeviceSpec, optional
         The device whose numbers priced the kernels.
-    backend : {"tir", "triton", "mixed"}
+    backend : {"auto", "tir", "triton"}
         Who was to emit fused kernels.
     before, after : list of FunctionGraph
         Each Relax function as the fusing passes met it, and with the kernels that it launches.
@@ -138,7 +139,7 @@ class Material:
 
     model: str = ""
     spec: DeviceSpec | None = None
-    backend: str = "tir"
+    backend: Backend = "auto"
     before: list[FunctionGraph] = field(default_factory=list)
     after: list[FunctionGraph] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)

@@ -14,6 +14,7 @@ from tvm.ir.transform import Pass
 from tvm.target import Target
 
 from ..errors import PipelineError
+from ..estimator.family import Backend
 from ..files import write_file
 from ..hardware.target import device_of
 from ..report import Report
@@ -272,7 +273,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def paged(
-    report: Report | None, target: Target, backend: str, directory: Path | None = None
+    report: Report | None, target: Target, backend: Backend, directory: Path | None = None
 ) -> Iterator[None]:
     """Tell a report what is compiled in a context, and how long that took.
 
@@ -282,7 +283,7 @@ def paged(
         Nothing is done where there is none.
     target : Target
         What is compiled for.
-    backend : {"tir", "triton", "mixed"}
+    backend : {"auto", "tir", "triton"}
         Who is to emit fused kernels.
     directory : Path, optional
         Where the page is written in the end.

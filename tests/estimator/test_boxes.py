@@ -75,17 +75,17 @@ def test_few_kernels_serve_all_batches_and_numbers_of_keys(backend: str) -> None
     assert all(box == Box(box.rows) for box, _ in one.plans.boxes)
 
 
-def test_back_ends_mix_where_each_is_faster() -> None:
+def test_families_compete_by_price_where_they_are_no_fallback() -> None:
     work = NormMatmul(
         DynamicDim("rows"), 4096, (Projection(4096, "nk"),), None, "float16", "float16"
     )
-    both, *alone = (choose(work, H200, backend=b, always=True) for b in ("mixed", "tir", "triton"))
-    assert isinstance(both, Choice)
+    both, tir, triton = (
+        choose(work, H200, backend=b, always=True) for b in ("auto", "tir", "triton")
+    )
+    assert isinstance(both, Choice) and isinstance(tir, Choice) and isinstance(triton, Choice)
     assert both.plans.backends == {"tir", "triton"}
+    assert {p.family for _, p in both.plans.entries if p.backend == "tir"} == {"few_rows"}
     for size in (1, 16, 64, 512, 1024):
-        least = min(
-            predict(work, c.plans.plan_for(size), H200, size).seconds
-            for c in alone
-            if isinstance(c, Choice)
-        )
+        rivals = (tir, triton) if size <= 16 else (triton,)
+        least = min(predict(work, c.plans.plan_for(size), H200, size).seconds for c in rivals)
         assert predict(work, both.plans.plan_for(size), H200, size).seconds <= least * 1.001

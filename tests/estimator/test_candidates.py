@@ -16,7 +16,7 @@ from ..support.estimator_cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gat
 @pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_candidates_fit_and_are_few_and_distinct(work, dev):
-    found = list(candidates(work, dev))
+    found = list(candidates(work, dev, "tir"))
     assert 0 < len(found) <= 1000
     assert len(set(found)) == len(found)
     assert not any(violations(plan, work, dev) for plan in found)
@@ -24,12 +24,12 @@ def test_candidates_fit_and_are_few_and_distinct(work, dev):
 
 
 def test_static_rows_bound_the_tile():
-    found = list(candidates(norm_matmul(rows=1), GPU))
+    found = list(candidates(norm_matmul(rows=1), GPU, "tir"))
     assert {p.block_m for p in found if not p.family} == {1}  # dot products
-    exact = list(candidates(norm_matmul(rows=1, dtype="float32"), GPU))
+    exact = list(candidates(norm_matmul(rows=1, dtype="float32"), GPU, "tir"))
     assert {p.block_m for p in exact} == {1, 2}
     assert {p.block_m for p in found if p.family} == {8}  # the rows of an instruction
-    assert max(p.block_m for p in candidates(norm_matmul(rows=20), GPU)) == 32
+    assert max(p.block_m for p in candidates(norm_matmul(rows=20), GPU, "tir")) == 32
 
 
 def test_gpu_block_k_divides_k_where_any_does():
@@ -40,11 +40,11 @@ def test_gpu_block_k_divides_k_where_any_does():
 
 def tiles(k: int) -> list[TilePlan]:
     """Return the plans of scalar tiles; those of tensor cores fill what is left of k with zeros."""
-    return [p for p in candidates(norm_matmul(k=k), GPU) if p.block_m > 1 and not p.family]
+    return [p for p in candidates(norm_matmul(k=k), GPU, "tir") if p.block_m > 1 and not p.family]
 
 
 def test_gpu_rows_of_one_are_whole_warps_along_k():
-    dots = [p for p in candidates(norm_matmul(), GPU) if p.block_m == 1]
+    dots = [p for p in candidates(norm_matmul(), GPU, "tir") if p.block_m == 1]
     assert dots
     for p in dots:
         threads_along_k = p.num_warps * 32 // (p.block_n // p.reg_n)
@@ -56,7 +56,7 @@ def test_gpu_rows_of_one_are_whole_warps_along_k():
 
 def test_gpu_columns_pad_little():
     work = norm_matmul(n=768 + 32)
-    found = list(candidates(work, GPU))
+    found = list(candidates(work, GPU, "tir"))
     assert found
     for p in found:
         padded = -(-800 // p.block_n) * p.block_n
@@ -65,7 +65,7 @@ def test_gpu_columns_pad_little():
 
 @pytest.mark.parametrize(("dev", "k", "lanes"), [(AVX512, 4096, 16), (AVX2, 4096, 8), (AVX2, 6, 2)])
 def test_cpu_lanes_are_the_widest_that_divide_k(dev, k, lanes):
-    assert {p.lanes for p in candidates(norm_matmul(k=k), dev) if not p.family} == {lanes}
+    assert {p.lanes for p in candidates(norm_matmul(k=k), dev, "tir") if not p.family} == {lanes}
 
 
 def test_cpu_odd_k_is_scalar_but_for_panels():
@@ -88,9 +88,9 @@ def test_a_prime_number_of_columns_is_not_searched_for_divisors():
 def test_nothing_is_staged_on_a_device_without_shared_memory():
     bare = replace(GPU, smem_per_block_bytes=0)
     work = norm_matmul()
-    found = list(candidates(work, bare))
+    found = list(candidates(work, bare, "tir"))
     assert found and all(footprint(work, plan, bare).smem_bytes == 0 for plan in found)
-    assert not list(candidates(WORKLOADS["bert"], bare))
+    assert not list(candidates(WORKLOADS["bert"], bare, "tir"))
 
 
 @pytest.mark.parametrize(("value", "power"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])

@@ -55,7 +55,7 @@ def test_what_has_no_plan_on_a_gpu(backend: str, dtype: str, words: str) -> None
 def test_a_matmul_that_has_no_tile_of_ours_is_priced_as_one_of_tvm() -> None:
     """A single row times a row of weights, as the second half of a chain of rank 1."""
     work = replace(LORA, rows=1, r=1, layouts=("nk", "kn"), outer=(), dtype="float16")
-    assert list(candidates(work.matmuls[1], GPU)) == []
+    assert list(candidates(work.matmuls[1], GPU, "tir")) == []
     choice = choose(work, GPU, always=True, backend="triton")
     assert not isinstance(choice, Decline)
     (prediction,) = choice.predictions

@@ -37,7 +37,7 @@ from ..support.estimator_cases import (
 )
 
 PLANS = {
-    (work, dev): list(candidates(WORKLOADS[work], DEVICES[dev]))
+    (work, dev): list(candidates(WORKLOADS[work], DEVICES[dev], "tir"))
     for work in WORKLOADS
     for dev in DEVICES
 }

@@ -28,7 +28,7 @@ def test_nothing_else_takes_adapters() -> None:
     adapted = work(4096, 16)
     assert families(adapted, H200, "triton") == [FAMILY]
     assert families(adapted, H200, "tir") == []
-    assert {o.plan.family for o in options(adapted, H200, "mixed")} == {"cuda"}
+    assert {o.plan.family for o in options(adapted, H200)} == {"cuda"}
     assert len(families(work(4096, None), H200, "triton")) > 1
 
 

@@ -65,22 +65,6 @@ def test_where_kernels_are_tirs_nothing_is_measured() -> None:
     assert {(len(each.plans), each.why) for each in found} == {(1, "a kernel of TIR")}
 
 
-@pytest.mark.usefixtures("without_cuda_matmul")
-def test_of_both_back_ends_those_of_triton_are_measured() -> None:
-    work = WORKLOADS["rows"]
-    table = table_of(work, "mixed")
-    found = embedded(work, GPU, "mixed", table)
-    for each in found:
-        first = table.plan_for(rows=each.box.rows or 10**6)
-        assert each.plans[0] == first
-        if first.backend == "tir":
-            assert each == Embedded(each.box, (first,), "a kernel of TIR")
-        else:
-            assert {plan.backend for plan in each.plans} == {"triton"}
-    assert {each.plans[0].backend for each in found} == {"tir", "triton"}
-    assert max(len(each.plans) for each in found) == 4
-
-
 def test_what_was_measured_is_not_measured_again() -> None:
     work = WORKLOADS["rows"]
     contest = next(c for c in shortlist(work, GPU, "triton") if c.box.holds(rows=16))

@@ -28,7 +28,7 @@ PLAN = TilePlan(
 
 
 def plans(work, dev=GPU) -> list[TilePlan]:
-    return [plan for plan in candidates(work, dev) if plan.family == "mma"]
+    return [plan for plan in candidates(work, dev, "tir") if plan.family == "mma"]
 
 
 def test_footprint_counts_stages_accumulators_and_two_sets_of_operands():
@@ -119,14 +119,14 @@ def _target(config):
 
 def test_clusters_are_asked_for_on_devices_that_have_them():
     work, a100 = norm_matmul(), device_of(make_target("a100"))
-    assert {p.split_k for p in candidates(work, GPU) if p.family in FAMILIES} == set(SPLITS)
-    assert {p.split_k for p in candidates(work, a100)} == {1}
+    assert {p.split_k for p in candidates(work, GPU, "tir") if p.family in FAMILIES} == set(SPLITS)
+    assert {p.split_k for p in candidates(work, a100, "tir")} == {1}
     (found,) = violations(replace(PLAN, block_n=128, reg_n=32, split_k=2), work, a100)
     assert found == "split_k is 2, the A100 80GB SXM has no clusters to add up the parts"
 
 
 def test_few_tiles_share_a_long_reduction():
-    down = choose(norm_matmul(k=14336, n=4096), GPU, always=True).plans
+    down = choose(norm_matmul(k=14336, n=4096), GPU, always=True, backend="tir").plans
     assert down.plan_for(64).split_k == down.plan_for(256).split_k == 2
     assert down.plan_for(4096).split_k == 1
 
@@ -264,11 +264,11 @@ def test_copies_of_other_elements_have_four_bytes_at_least(work, lanes):
 
 def test_tensor_cores_multiply_integers_for_any_rows_and_dot_products_for_one():
     for rows in (1, 16, 300):
-        found = list(candidates(integers(rows=rows), GPU))
+        found = list(candidates(integers(rows=rows), GPU, "tir"))
         assert {p.family or p.block_m for p in found} <= {"mma", "wgmma", 1}
         assert any(p.family for p in found)
     older = device_of(_target({"kind": "cuda", "arch": "sm_75", "model": "rtx3080"}))
-    assert not list(candidates(integers(), AVX2)) and not list(candidates(integers(), older))
+    assert not list(candidates(integers(), AVX2)) and not list(candidates(integers(), older, "tir"))
     scalar = TilePlan(8, 64, 64, reg_m=1, reg_n=4, lanes=4, num_warps=4)
     assert any(
         "families 'mma' and 'wgmma', or dot" in v for v in violations(scalar, integers(), GPU)
@@ -277,7 +277,7 @@ def test_tensor_cores_multiply_integers_for_any_rows_and_dot_products_for_one():
 
 @pytest.mark.parametrize("work", [integers(), tf32()], ids=["int8", "tf32"])
 def test_a_few_rows_fill_no_tile_but_take_the_lowest(work):
-    plans = choose(work, GPU, always=True).plans
+    plans = choose(work, GPU, always=True, backend="tir").plans
     assert plans.plan_for(8).family in ("mma", "wgmma") and plans.plan_for(8).block_m <= 64
 
 
@@ -302,7 +302,7 @@ def test_no_prediction_is_faster_than_the_tensor_cores():
 )
 def test_prices_of_many_plans_are_those_of_each(work):
     family, sizes = TensorCores(), (17, 300, 4096)
-    some = [p for p in candidates(work, GPU) if p.family in FAMILIES][::9]
+    some = [p for p in candidates(work, GPU, "tir") if p.family in FAMILIES][::9]
     found = family.seconds(some, work, GPU, sizes, None)
     each = [[family.predict(plan, work, GPU, size).seconds for plan in some] for size in sizes]
     assert found.tolist() == each
@@ -337,7 +337,7 @@ def test_rows_that_are_no_multiples_of_16_bytes_are_stored_in_pieces(case) -> No
     columns = 192 if odd == 50257 else 256
     plan = next(
         p
-        for p in candidates(work, GPU)
+        for p in candidates(work, GPU, "tir")
         if (p.family, p.block_m, p.block_n) == ("wgmma", 128, columns)
     )
     aligned = replace(norm_matmul(384, 768, even), out_dtype=dtype)

@@ -38,7 +38,7 @@ def test_prices_of_many_plans_have_the_bits_of_each(case: str) -> None:
 
 def test_ranges_priced_together_are_as_by_themselves() -> None:
     work = WORKS["down"]
-    found = list(options(work, H200, "mixed"))
+    found = list(options(work, H200))
     asked = [asked_in(found, work, H200, [sizes], 5) for sizes in ([1], [17, 32], [2048, 4096])]
     together = price(work, H200, asked)
     for each, some in zip(together, asked, strict=True):

@@ -245,7 +245,7 @@ def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
             for name, value, words in (
                 ("names", "plain", "a tuple of text"),
                 ("names", (), "a tuple of text"),
-                ("backend", "cuda", "'tir' or 'triton'"),
+                ("language", "python", "'tir', 'triton' or 'cuda'"),
                 ("kind", "CPU", "'gpu' or 'cpu'"),
                 ("takes", NormMatmul, "a tuple of classes"),
                 ("takes", ("NormMatmul",), "a tuple of classes"),

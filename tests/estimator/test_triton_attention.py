@@ -47,7 +47,7 @@ def test_a_plan_of_each_family_fits(own: TilePlan) -> None:
 def test_scalar_kernels_have_what_triton_has_not() -> None:
     """Their tiles of one row would be offered to one query in the place of Triton's of 16."""
     decode = attention(1, 1, 8192, **{**LLAMA, "causal": "none"})
-    assert choose(decode, H200, backend="mixed") == chosen(decode)
+    assert choose(decode, H200) == chosen(decode)
     for work, backend in ((decode, "tir"), (attention(dims=(8, 8)), "triton")):
         assert {p.backend for p in candidates(work, H200, backend)} == {"tir"}
 

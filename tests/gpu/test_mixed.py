@@ -53,8 +53,8 @@ def test_rows_of_each_back_end(turned: bool) -> None:
         case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)
 
 
-def test_the_estimators_mixed_table() -> None:
-    choice = choose(WORK, device_of(gpu_target()), backend="mixed", always=True)
+def test_the_table_that_the_estimator_chooses() -> None:
+    choice = choose(WORK, device_of(gpu_target()), always=True)
     assert isinstance(choice, Choice)
     executable = built(WORK, choice.plans)
     uppers = [box.rows for box, _ in choice.plans.boxes if box.rows is not None]

@@ -31,7 +31,7 @@ WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["tir", "triton", "mixed"])
+@pytest.mark.parametrize("backend", ["tir", "triton", "auto"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_best_priced_plans_are_measured(tmp_path: Path, name: str, backend: str) -> None:
     work: Workload = WORKLOADS[name]

@@ -73,7 +73,7 @@ def test_options_of_the_pipeline(options: dict[Any, Any]) -> None:
         *({"target": v} for v in ("h200", 3, {"kind": "llvm"})),
         *({"bounds": v} for v in ({"n": 2**62}, {"n": 1.5}, {3: 1}, 3, "n")),
         *({"plans": 3}, {"plans": {"FuseGatedFFN": 3}}, {"decisions": 3}, {"decisions": ()}),
-        *({"always_fuse": "no"}, {"backend": "auto"}, {"allow_tf32": 1}),
+        *({"always_fuse": "no"}, {"backend": "mixed"}, {"allow_tf32": 1}),
     ],
     ids=shown,
 )

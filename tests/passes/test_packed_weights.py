@@ -132,7 +132,7 @@ def wide_matmul(name: str) -> tvm.IRModule:
 @pytest.mark.parametrize("name", ["q4f16_1", "q4bf16_1", "q8f16_1"])
 def test_hopper_unpacks_in_registers_from_17_rows_on(name: str) -> None:
     report = Report()
-    lowered(wide_matmul(name), "h200", phases=2, report=report, backend="mixed")
+    lowered(wide_matmul(name), "h200", phases=2, report=report, backend="auto")
     (decision,) = report.fused
     families = {upper: plan.family for upper, plan in decision.plans.entries}
     few = [family for upper, family in families.items() if upper and upper <= 16]

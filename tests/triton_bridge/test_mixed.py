@@ -97,9 +97,8 @@ def test_a_mixed_module_compiles() -> None:
     """
     mod = tvm.script.from_source(f"@I.ir_module\nclass M:\n{source}")
     report = Report()
-    pipeline = relax.get_pipeline(
-        "relax_fusion", target=H200, backend="mixed", always_fuse=True, report=report
-    )
+    plans = {"FuseMatmulEpilogue": PlanTable(((4, FEW), (None, TRITON)))}
+    pipeline = relax.get_pipeline("relax_fusion", target=H200, plans=plans, report=report)
     executable = tvm.compile(mod, H200, relax_pipeline=pipeline)
     (decision,) = report.fused
     assert decision.plans is not None and decision.plans.backends == {"tir", "triton"}

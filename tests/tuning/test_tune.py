@@ -380,7 +380,7 @@ def test_ranges_of_tritons_plans() -> None:
 
 def test_shortlists_begin_with_the_plan_of_the_best_price() -> None:
     work = norm_matmul(DynamicDim("rows", 300))
-    found = shortlist(work, GPU, "mixed", 8)
+    found = shortlist(work, GPU, "auto", 8)
     assert {plan.backend for contest in found for plan in contest.plans} == {"tir", "triton"}
     assert [c.box.rows for c in found][-1] is None and len(found) > 3
     assert all(len(set(c.plans)) == len(c.plans) <= 8 for c in found)

@@ -16,7 +16,7 @@ ROPE = ("cos", "sin")
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 DTYPES = ("float16", "bfloat16")
-OURS = ("ours", "unfused", "separate", "tir", "mixed")
+OURS = ("ours", "unfused", "separate", "tir", "triton")
 """What our own code computes: a wrong result of these fails the run."""
 
 SEPARABLE = ("qkv", "qkv_rope", "gate_up", "ffn")

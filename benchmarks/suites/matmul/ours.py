@@ -23,7 +23,7 @@ STORED = ("q_weight", "q_scale")
 WAYS = {
     "ours": (),
     "tir": (),
-    "mixed": (),
+    "triton": (),
     "separate": (),
     "unfused": ("FuseRMSNormMatmul", "FuseGatedFFN"),
 }
@@ -211,6 +211,6 @@ def build(job: Job) -> Compiled:
         return Compiled(compiled_as_mlc(mod, job.target, job.at), function, names, job.chain)
     if job.way == "tvm":
         return Compiled(compiled_by_tvm(mod, job.target), function, names, job.chain)
-    backend = job.way if job.way in ("tir", "mixed") else "auto"
+    backend = job.way if job.way in ("tir", "triton") else "auto"
     built = compiled(mod, job.target, disable=WAYS[job.way], backend=backend)
     return Compiled(built, function, names, job.chain)

@@ -29,14 +29,14 @@ LABELS = {
     "unfused": "ours unfused",
     "separate": "ours, separate weights",
     "tir": "ours by TIR",
-    "mixed": "ours by both",
+    "triton": "ours without TIR",
     "eager": "eager",
     "compile": "torch.compile",
     "cublas": "cuBLAS, bare",
     "tvm": "TVM as it comes",
     "mlc": "as MLC-LLM",
 }
-RATIOS = ("compile", "cublas", "tvm", "unfused", "separate", "tir", "mixed", "mlc")
+RATIOS = ("compile", "cublas", "tvm", "unfused", "separate", "tir", "triton", "mlc")
 COLOURS = {"qkv": "C0", "qkv_rope": "C5", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
 MARKERS = {"ours": "o", "compile": "x", "cublas": "+"}
 

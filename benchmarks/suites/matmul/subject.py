@@ -57,5 +57,5 @@ class ChainAt:
 
 def range_uppers(subject: ChainAt, dev: DeviceSpec) -> list[int | None]:
     """Return the upper ends of the ranges of symbolic rows."""
-    choice = choose(subject.work(symbolic=True), dev, always=True, backend="triton")
+    choice = choose(subject.work(symbolic=True), dev, always=True)
     return [p.upper for p in choice.predictions] if isinstance(choice, Choice) else [None]

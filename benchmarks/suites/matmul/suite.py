@@ -7,7 +7,7 @@
 
 Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
 with separate weights, without Triton, by TIR, and by both (if asked for: --contenders ours separate
-tir mixed cublas); with --quantization also TVM's kernels as MLC-LLM chooses them; PyTorch
+tir triton cublas); with --quantization also TVM's kernels as MLC-LLM chooses them; PyTorch
 eager; torch.compile max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute
 on the same tensors, are captured into CUDA graphs and timed in turn, L2 flushed before each sample.
 Every result is compared with float64; the exit status is 1 if one of ours is wrong or fails. JSON
@@ -51,7 +51,7 @@ class Matmul(Suite):
     plain: ClassVar = {"dtype": "float16", "rows": "symbolic", "quantization": ""}
     key = ("size", "case", "rows")
     cases, contenders, ours, dtypes = CASES, CONTENDERS, OURS, DTYPES
-    usual = tuple(n for n in CONTENDERS if n not in ("separate", "tir", "mixed"))
+    usual = tuple(n for n in CONTENDERS if n not in ("separate", "tir", "triton"))
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:

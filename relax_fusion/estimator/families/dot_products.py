@@ -61,6 +61,7 @@ class DotProducts(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = OWN_BASELINE_ERROR
+    fallback = True
     breaks = Breaks((1, 16))
 
     def has(self, plan: TilePlan, work: MatmulWork) -> bool:

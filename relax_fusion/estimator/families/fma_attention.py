@@ -44,6 +44,7 @@ class FmaAttention(KernelFamily[Attention]):
     takes = (Attention,)
     emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.2
+    fallback = True
 
     def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield tiles whose register tiles keep at least half of the threads busy."""

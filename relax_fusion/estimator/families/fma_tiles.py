@@ -51,6 +51,7 @@ class FmaTiles(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = OWN_BASELINE_ERROR
+    fallback = True
 
     def has(self, plan: TilePlan, work: MatmulWork) -> bool:
         """Tell tiles from dot products, which have the same name."""

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ...errors import RelaxFusionError
+from ...estimator.family import Backend
 from ...estimator.registry import Option
 from ...estimator.survey import Refused, Rivals, survey
 from ...estimator.tile_plan import TilePlan
@@ -42,7 +43,7 @@ class Clock:
         return time.perf_counter() >= self.end
 
 
-def candidates_of(kernel: Kernel, backend: str, clock: Clock) -> dict[str, Any]:
+def candidates_of(kernel: Kernel, backend: Backend, clock: Clock) -> dict[str, Any]:
     """Return the plans of a kernel, range by range, or why there are none to show.
 
     ``missing``

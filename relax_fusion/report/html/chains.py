@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...estimator.family import Backend
 from ..decision import Decision
 from ..material import FunctionGraph, Node
 from . import numbers
@@ -16,7 +17,7 @@ MOST_STEPS = 100
 
 
 def chain_entry(
-    kernel: Kernel, graphs: Mapping[str, FunctionGraph], backend: str, clock: Clock
+    kernel: Kernel, graphs: Mapping[str, FunctionGraph], backend: Backend, clock: Clock
 ) -> dict[str, Any]:
     """Return the data of one kernel's card."""
     decision, work = kernel.decision, kernel.work

@@ -73,7 +73,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     """Norm in front, matmul or gated projections: tiles of any multiple of 8 rows."""
 
     names = (FAMILY,)
-    backend = "triton"
+    language = "cuda"
     takes = (NormMatmul, GatedFFN)
     plan = CudaPlan
     error = OWN_BASELINE_ERROR

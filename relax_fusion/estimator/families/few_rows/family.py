@@ -104,6 +104,7 @@ class FewRows(KernelFamily[MatmulWork]):
     error = OWN_BASELINE_ERROR
     instead_of = (FmaTiles,)
     breaks = Breaks((1, 8, 16))
+    most_rows = MOST_ROWS
 
     def serves(self, work: MatmulWork) -> bool:
         """Leave packed weights to `PackedRows`."""

@@ -115,6 +115,7 @@ class PackedRows(KernelFamily[MatmulWork]):
     instead_of = (DotProducts, FmaTiles)
     plan = PackedPlan
     breaks = Breaks((1, 8, 16))
+    most_rows = MOST_ROWS
 
     def serves(self, work: MatmulWork) -> bool:
         """Leave weights that are not packed to `FewRows`."""

@@ -49,7 +49,7 @@ class Generated(KernelFamily[ChainWork]):
     """
 
     names = (FAMILY,)
-    backend = "triton"
+    language = "triton"
     takes = (MatmulChain, Chain)
     plan = GeneratedPlan
     error = 1.1

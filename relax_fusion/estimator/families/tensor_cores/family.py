@@ -59,6 +59,7 @@ class TensorCores(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
+    fallback = True
     instead_of = (FmaTiles,)
     # More regimes than FMAs have, and tiles of 128 rows: the ranges that end at 512 and 1024,
     # which are usual, have one number of them.

@@ -25,7 +25,6 @@ from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import AttentionSize, Size, attention_qo_bytes, attention_size
 from ...steps import Footprint
 from ...tile_plan import TilePlan
-from ..fma_attention import FmaAttention
 from ..triton_matmul.cost import READ_EFFICIENCY
 from . import cost
 from .tiles import (
@@ -85,10 +84,9 @@ class TritonAttention(KernelFamily[Attention]):
 
     names = FAMILIES
     plan = AttentionPlan
-    backend = "triton"
+    language = "triton"
     takes = (Attention,)
     error = 0.9
-    instead_of = (FmaAttention,)
     breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096)
 
     def refuses(self, work: Attention, dev: DeviceSpec) -> str | None:

@@ -55,7 +55,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections: "gemv", "pointer" and "persistent"."""
 
     names = FAMILIES
-    backend = "triton"
+    language = "triton"
     takes = (NormMatmul, GatedFFN)
     error = OWN_BASELINE_ERROR
     breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=FINER_ROWS)
