@@ -32,7 +32,7 @@ from .validation import Natural, check, plain, shown
 
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
 _TOLD |= {"dump_functions", "dump_phases"}
-_TOLD |= {"database", "autotune", "disable", "cubins", "always_fuse", "allow_tf32", "validate"}
+_TOLD |= {"database", "disable", "cubins", "always_fuse", "allow_tf32", "validate"}
 """Fields that a dump tells of."""
 
 
@@ -124,10 +124,6 @@ class PipelineOptions:
     database : Path, optional
         A tuning database, as `relax_fusion.tune` writes it: where plans were measured, the fastest
         is taken.
-    autotune : bool
-        Embed the four best-priced plans of each range of sizes, of the kernels that Triton emits.
-        The library measures them at the first call that falls in the range, and goes on with the
-        fastest.  Where the database has times, or `plans` a plan, that one alone is embedded.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
@@ -165,7 +161,6 @@ class PipelineOptions:
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
     database: Path | None = None
-    autotune: bool = False
     disable: tuple[PassName, ...] = ()
     cubins: bool = False
     always_fuse: bool = False
@@ -180,12 +175,6 @@ class PipelineOptions:
         if self.backend == "triton" and not has_triton(self.target):
             raise PipelineError(
                 f"backend {self.backend!r} needs a CUDA target, sm_80 or newer: {self.target}"
-            )
-        if self.autotune and not self.uses_triton:
-            why = "backend is 'tir'" if has_triton(self.target) else "the target is no such GPU"
-            raise PipelineError(
-                "autotune=True measures kernels of Triton, which need a CUDA target, sm_80 or "
-                f"newer; {why}: {self.target}"
             )
         if self.allow_tf32:
             require_tf32(self.target)
@@ -224,12 +213,11 @@ class PipelineOptions:
             self.variable_bounds,
             decisions,
             self.always_fuse,
-            "tir" if not self.uses_triton else "triton" if self.autotune else self.backend,
+            self.backend if self.uses_triton else "tir",
             self.allow_tf32,
             self.validate,
             self.measured,
             self.disable,
-            self.autotune,
         )
 
     @cached_property

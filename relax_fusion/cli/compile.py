@@ -170,7 +170,6 @@ def _write_library(
         allow_tf32=args.allow_tf32,
         validate=args.validate,
         database=args.database,
-        autotune=args.autotune,
         use_cuda_graph=not args.no_cuda_graph,
         cubins=args.cubins,
         debug_dump=args.debug_dump,

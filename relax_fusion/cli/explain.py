@@ -20,7 +20,6 @@ from ..phases import run_phases
 from ..pipeline import PHASES, count_launches, schedule_kernels
 from ..report import (
     Report,
-    autotune_table,
     coverage_table,
     declined_table,
     graphs_text,
@@ -99,7 +98,6 @@ def _options(
         validate=args.validate,
         backend=args.backend,
         database=None if args.database is None else Path(args.database),
-        autotune=args.autotune,
         debug_dump=None if args.debug_dump is None else Path(args.debug_dump),
         dump_functions=args.dump_functions,
         dump_phases=args.dump_phases,
@@ -114,7 +112,7 @@ def _parts(report: Report, args: argparse.Namespace) -> list[str]:
     width = None if args.all else WIDTH
     lost = report.declined
     parts = [left_out_table(report.left_out), fused_text(report.fused, width)]
-    parts += [autotune_table(report.fused, width), validation_table(report.fused)]
+    parts += [validation_table(report.fused)]
     parts += [_headed("Left apart", declined_table(lost, width))]
     if args.all:
         others = [d for d in report.decisions if not d.fused and d not in lost]

@@ -54,12 +54,6 @@ def add_measured(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="times that `tune` measured: where there are some, the fastest plan is taken",
     )
-    parser.add_argument(
-        "--autotune",
-        action="store_true",
-        help="embed the four best-priced kernels of each range of sizes, for the library to "
-        "measure at its first call (Triton's kernels)",
-    )
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +128,7 @@ def add_model_arguments(
 
 CHANGING = (
     *("bound", "disable", "always_fuse", "allow_tf32", "validate", "backend", "database"),
-    *("autotune", "no_cuda_graph", "cubins"),
+    *("no_cuda_graph", "cubins"),
 )
 """Options beside those of the model and the target that change what is compiled."""
 

@@ -28,13 +28,8 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
         If a box bounds what `work` does not have, as the keys of a matmul.
     """
     check_boxes(work, table)
-    return bounds_of(work, table.boxes)
-
-
-def bounds_of(work: Workload, boxes: Iterable[tuple[Box, T]]) -> list[tuple[dict[str, int], T]]:
-    """Return what is told of the boxes that `work` can come to, as `served` does of plans."""
-    found: list[tuple[dict[str, int], T]] = []
-    for box, told in boxes:
+    found: list[tuple[dict[str, int], TilePlan]] = []
+    for box, plan in table.boxes:
         bounds: dict[str, int] = {}
         sizes = {name: work.ranged[name] for name in box.bounds}
         if any(isinstance(dim, int) and dim > box.bounds[name] for name, dim in sizes.items()):
@@ -42,7 +37,7 @@ def bounds_of(work: Workload, boxes: Iterable[tuple[Box, T]]) -> list[tuple[dict
         for name, dim in sizes.items():
             if isinstance(dim, DynamicDim):
                 bounds[dim.name] = min(box.bounds[name], bounds.get(dim.name, box.bounds[name]))
-        found.append((bounds, told))
+        found.append((bounds, plan))
         if not bounds:
             break
     return found

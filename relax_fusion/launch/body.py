@@ -1,4 +1,4 @@
-"""The body of a PrimFunc that launches kernels: conditions, candidates, calls of the launcher."""
+"""The body of a PrimFunc that launches kernels: conditions, calls of the launcher."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tvm.script.ir_builder import tirx as T
 
 from ..transforms.modules import KERNELS_ATTR
 from .arguments import Part, TensorMap, Workspace, scalar
-from .branches import Branch, Case, Launch, every_launch
+from .branches import Branch, Launch, every_launch
 from .kernel import CompiledKernel
-from .launcher import BEGIN, NEXT
 from .memory import Buffer, Memory
 from .mixed import PLACE
 
@@ -41,10 +40,10 @@ class _Own:
 def write(
     memory: Memory,
     numbers: Sequence[ir.Var],
-    cases: Sequence[Case],
+    branches: Sequence[Branch],
     scratch: Workspace | None,
 ) -> tirx.PrimFunc:
-    """Return the PrimFunc that runs the first of `cases` whose condition holds.
+    """Return the PrimFunc that runs the first of `branches` whose condition holds.
 
     Parameters
     ----------
@@ -52,21 +51,21 @@ def write(
         The tensors, workspaces and scratch memory among them.
     numbers : sequence of Var
         Parameters behind the tensors that are read.
-    cases : sequence of Case
+    branches : sequence of Branch
         Where the last one's condition is not True, `PLACE` is what else there is to do.
     scratch : Workspace, optional
         Memory of launches that need some.
     """
-    writer = _Writer(memory, scratch, cases[-1].when is not True)
+    writer = _Writer(memory, scratch, branches[-1].when is not True)
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        kernels = {x.kernel.symbol: x.kernel for x in every_launch(cases)}
+        kernels = {x.kernel.symbol: x.kernel for x in every_launch(branches)}
         attrs = {name: kernel_attr(k) for name, k in kernels.items()}
         T.func_attr({"op_pattern": 8, "tirx.is_scheduled": 1, KERNELS_ATTR: attrs})
         writer.declare(memory.read())
         for var in numbers:
             T.arg(var.name, writer.own(var))
         writer.declare(memory.written())
-        writer.dispatch(*cases)
+        writer.dispatch(*branches)
     func = builder.get().without_attr("global_symbol")
     # Relax's passes expect the root block that TVMScript would have put around the body
     root = s_tir.SBlock([], [], [], "root", func.body)
@@ -88,32 +87,24 @@ class _Writer:
             made = T.arg(b.name, T.buffer([self.own(d) for d in b.shape], b.dtype))
             self.data[b.name] = made
 
-    def dispatch(self, case: Case, *rest: Case) -> None:
-        """Write the first of some cases whose condition holds."""
-        if not rest and case.when is True:
-            self._run(case)
+    def dispatch(self, branch: Branch, *rest: Branch) -> None:
+        """Write the first of some branches whose condition holds."""
+        if not rest and branch.when is True:
+            self._run(branch)
             return
-        when = self.own(case.when)
+        when = self.own(branch.when)
         with T.If(tirx.op.tvm_thread_invariant(when) if self.mixed else when):
             with T.Then():
-                self._run(case)
+                self._run(branch)
             with T.Else():
                 if rest:
                     self.dispatch(*rest)
                 else:
                     T.evaluate(PLACE)
 
-    def _run(self, case: Case) -> None:
-        if isinstance(case, Branch):
-            for launch in case.launches:
-                T.evaluate(self._launch(launch))
-            return
-        calls = T.bind(tirx.call_cpacked(BEGIN, len(case.ways)))
-        with T.serial(calls) as i:
-            which = T.bind(tirx.call_cpacked(NEXT, i))
-            for number, way in enumerate(case.ways):
-                with T.If(which == number), T.Then():
-                    self.dispatch(*way)
+    def _run(self, branch: Branch) -> None:
+        for launch in branch.launches:
+            T.evaluate(self._launch(launch))
 
     def _launch(self, launch: Launch) -> tirx.Call:
         """Return the call of the launcher: arguments, scratch memory, grid."""

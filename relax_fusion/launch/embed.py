@@ -11,11 +11,11 @@ from tvm import ir, tirx
 from ..transforms.modules import KERNELS_ATTR, with_external_module, with_functions
 from .body import kernel_of_attr
 from .kernel import CompiledKernel
-from .launcher import BEGIN, NEXT, alias, launcher_module
+from .launcher import alias, launcher_module
 
 LAUNCHERS_ATTR = "relax_fusion.launchers"
-"""Module attribute: the launchers, and the functions that measure candidates, that external modules
-define, and how many names each has."""
+"""The module attribute that tells which launchers external modules define, and how many names each
+has."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="EmbedTritonKernels")
@@ -41,7 +41,7 @@ class EmbedTritonKernels:
         for gvar, func in mod.functions_items():
             if not isinstance(func, tirx.PrimFunc) or KERNELS_ATTR not in (func.attrs or {}):
                 continue
-            launchers = {BEGIN, NEXT}
+            launchers = set()
             for symbol, attr in func.attrs[KERNELS_ATTR].items():
                 if str(symbol) not in kernels:
                     kernels[str(symbol)] = kernel_of_attr(attr)

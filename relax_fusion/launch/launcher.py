@@ -6,8 +6,7 @@ is compiled by `export_library` like any other source, its functions are linked 
 code that calls them, and the result needs nothing but TVM's runtime and the driver.
 
 `launcher.h` is the part that is the same for all kernels; what is generated here is a table entry,
-the image, and one function per kernel that unpacks the arguments of the PrimFunc's call.  Where
-candidates are measured, `autotune.h` is there too, with two functions for each range of sizes.
+the image, and one function per kernel that unpacks the arguments of the PrimFunc's call.
 """
 
 from __future__ import annotations
@@ -24,16 +23,6 @@ from .kernel import CompiledKernel, TensorMapLayout
 
 _BYTES_PER_LINE = 64
 
-BEGIN, NEXT = "begin_candidates", "next_candidate"
-"""The functions by which a PrimFunc asks which of several candidates to run; as launchers, each has
-one name for each call.  The i-th names of both are of one range of sizes.
-
-``begin(count)``
-    How often to call `NEXT`: once where it is known which candidate is the fastest.
-``next(i)``
-    Which candidate to run in the i-th of these calls; -1 for none.
-"""
-
 
 def launcher_module(
     kernels: Iterable[CompiledKernel],
@@ -45,8 +34,6 @@ def launcher_module(
     A launcher that is called n times, by `calls`, has n names (`alias`).  Of these, another module
     of the library has the first m already, by `defined`; where it has any, it has the image too.
 
-    What `calls` has of `BEGIN` is the number of ranges whose candidates are measured.
-
     The function has TVM's packed calling convention and is called by ``T.call_cpacked`` with the
     arguments of the kernel (a tensor map as pointer, sizes and strides), a pointer to scratch
     memory if the kernel needs any, and the three dimensions of the grid.  It is hidden in the
@@ -55,7 +42,6 @@ def launcher_module(
     make = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
     kernels = list(kernels)
     names = [n for k in kernels for n in _names(k.launcher, calls or {}, defined or {})]
-    names += [alias(name, i) for i in _ranges(calls, defined) for name in (BEGIN, NEXT)]
     return make(launcher_source(kernels, calls, defined), "c", names, None)
 
 
@@ -65,23 +51,15 @@ def launcher_source(
     defined: Mapping[str, int] | None = None,
 ) -> str:
     """Return the text of `launcher_module`: C99 that is also C++11."""
-    ranges = _ranges(calls, defined)
-    outcome = "rf_tried({})" if ranges else "{} < 0 ? -1 : 0"
-    parts = [_header("launcher.h"), *([_header("autotune.h")] if ranges else [])]
-    parts += [_candidates(i) for i in ranges]
+    parts = [_header()]
     for kernel in kernels:
         name = kernel.launcher
         is_defined = name in (defined or {})
-        parts.append(f"{_signature(name)};\n" if is_defined else _kernel(kernel, outcome))
-        called = outcome.format(f"{name if is_defined else _call(kernel)}({_PASSED})")
+        parts.append(f"{_signature(name)};\n" if is_defined else _kernel(kernel))
+        called = _OUTCOME.format(f"{name if is_defined else _call(kernel)}({_PASSED})")
         others = [n for n in _names(name, calls or {}, defined or {}) if n != name]
         parts += [f"{_signature(n)} {{\n  return {called};\n}}\n" for n in others]
     return "\n".join([*parts, _END])
-
-
-def _ranges(calls: Mapping[str, int] | None, defined: Mapping[str, int] | None) -> range:
-    """Return the numbers of the ranges whose candidates this module measures."""
-    return range((defined or {}).get(BEGIN, 0), (calls or {}).get(BEGIN, 0))
 
 
 def _call(kernel: CompiledKernel) -> str:
@@ -108,6 +86,9 @@ def _signature(name: str) -> str:
 
 _PASSED = "self, args, num_args, result"
 
+_OUTCOME = "{} < 0 ? -1 : 0"
+"""What a launcher returns, of what the launch does."""
+
 _END = """#ifdef __cplusplus
 }  // extern "C"
 #endif
@@ -115,32 +96,12 @@ _END = """#ifdef __cplusplus
 
 
 @lru_cache
-def _header(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+def _header() -> str:
+    return files(__package__).joinpath("launcher.h").read_text(encoding="utf-8")
 
 
-def _candidates(number: int) -> str:
-    """Return what is known of a range, and the two functions that say which candidate to run."""
-    asked = {BEGIN: "rf_begin", NEXT: "rf_next"}
-    functions = [
-        f"""{_signature(alias(name, number))} {{
-  int64_t answer;
-  (void)self;
-  if (num_args != 1) return rf_fail("{name}", "it takes 1 argument");
-  if ({function}(&rf_range_{number}, args[0].v_int64, &answer)) return -1;
-  return rf_return(result, answer);
-}}
-"""
-        for name, function in asked.items()
-    ]
-    return "\n".join([f"static rf_range rf_range_{number};", *functions])
-
-
-def _kernel(kernel: CompiledKernel, outcome: str) -> str:
-    """Return the image, the table entry and the function of one kernel.
-
-    `outcome` is what the function returns, of what the launch does.
-    """
+def _kernel(kernel: CompiledKernel) -> str:
+    """Return the image, the table entry and the function of one kernel."""
     name = kernel.symbol
     options = kernel.options
     block = ", ".join(map(str, kernel.block or (kernel.threads, 1, 1)))
@@ -161,7 +122,7 @@ static int {_call(kernel)}(
 }}
 
 {_signature(kernel.launcher)} {{
-  return {outcome.format(f"{_call(kernel)}({_PASSED})")};
+  return {_OUTCOME.format(f"{_call(kernel)}({_PASSED})")};
 }}
 """
 

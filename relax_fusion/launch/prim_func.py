@@ -26,7 +26,7 @@ from tvm import ir, relax, tirx
 
 from .arguments import TensorMap, Workspace, is_number
 from .body import write
-from .branches import Case, every_branch, every_launch
+from .branches import Branch, every_launch
 from .memory import Memory
 from .mixed import Others, with_others
 from .rooms import rooms_of
@@ -62,7 +62,7 @@ class ExternFunc:
     @staticmethod
     def of(
         outputs: Sequence[relax.TensorType],
-        branches: Sequence[Case],
+        branches: Sequence[Branch],
         others: Others | None = None,
     ) -> ExternFunc:
         """Write the function that runs the first of `branches` whose condition holds.
@@ -140,7 +140,7 @@ def _substituted(value: Any, dims: Mapping[ir.Var, ir.Expr]) -> Any:
     return tvm_ffi.structural_map(value, (ir.Var, lambda v: dims.get(v, v)))
 
 
-def _scratch(branches: Sequence[Case]) -> Workspace | None:
+def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     """Return the global memory that Triton's compiler asked for, enough for the largest launch."""
     sizes = []
     for launch in every_launch(branches):
@@ -159,13 +159,13 @@ def _scratch(branches: Sequence[Case]) -> Workspace | None:
 
 
 def _unknown_variables(
-    memory: Memory, branches: Sequence[Case], others: Others | None
+    memory: Memory, branches: Sequence[Branch], others: Others | None
 ) -> list[ir.Var]:
     """Return the symbolic dims in use that are no dim of a parameter: they are passed by value."""
     shapes = [b.shape for b in (*memory.read(), *memory.written())]
     told = {d for shape in shapes for d in shape if isinstance(d, ir.Var)}
     used = [d for shape in shapes for d in shape]
-    used += [case.when for case in (*branches, *every_branch(branches))]
+    used += [branch.when for branch in branches]
     used += [v for v in (others.inputs if others is not None else ()) if is_number(v)]
     for launch in every_launch(branches):
         used += [*launch.grid, *(v for v in launch.args if memory.buffer_of(v) is None)]

@@ -10,16 +10,16 @@ import tvm
 from tvm import ir, tirx
 
 from .arguments import Part, TensorMap, Workspace
-from .branches import Branch, Case, every_branch
+from .branches import Branch
 
 
-def rooms_of(cases: Sequence[Case]) -> list[tuple[Workspace, list[Workspace]]]:
-    """Return memory for the workspaces of some cases, and which workspaces are in it.
+def rooms_of(branches: Sequence[Branch]) -> list[tuple[Workspace, list[Workspace]]]:
+    """Return memory for the workspaces of some branches, and which workspaces are in it.
 
-    A call runs one branch, or the ways of candidates one behind the other, so workspaces of the
-    same elements that are in no branch together are the same memory, as much as the largest needs.
+    A call runs one branch, so workspaces of the same elements that are in no branch together are
+    the same memory, as much as the largest needs.
     """
-    used = [_workspaces(branch) for branch in every_branch(cases)]
+    used = [_workspaces(branch) for branch in branches]
     rooms: list[list[Workspace]] = []
     for space in _distinct([w for found in used for w in found]):
         together = [w for found in used if _has(found, space) for w in found]

@@ -17,8 +17,6 @@ from ..compute import build_prim_func
 from ..equivalence import Checker, Mismatch
 from ..errors import Decline, EquivalenceError, PipelineError, Reason
 from ..estimator import Choice, choose
-from ..estimator.embedded import EMBEDDED_ATTR, Embedded, as_given, embedded
-from ..estimator.tile_plan import PlanTable
 from ..hardware.target import device_of, require_tf32
 from ..matching.pattern import BlockView, Match, Matcher, Refused, belongs_to_a_library
 from ..matching.rebuild import Kernel, order, overwritten, rebuild
@@ -219,26 +217,14 @@ class _Fuser:
             return None
         name = f"{_snake(self.pattern)}_{work.key}_{choice.plans.key}"
         gvar = self.kernels.get(name)
-        own = self._embedded(work, choice.plans, given=plans is not None)
         if gvar is None:
             func = build_prim_func(work, choice.plans)
-            if any(len(each.plans) > 1 for each in own):
-                func = func.with_attr(EMBEDDED_ATTR, [each.to_attr() for each in own])
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
-        self._record(function, match.where, None, match, (gvar.name_hint, choice, validation, own))
+        self._record(function, match.where, None, match, (gvar.name_hint, choice, validation))
         for where, decline in match.declined:
             self._record(function, where, decline)
         return Kernel(match, gvar)
-
-    def _embedded(self, work: Workload, table: PlanTable, given: bool) -> tuple[Embedded, ...]:
-        """Return the plans that the library is to measure."""
-        options = self.options
-        if not options.autotune:
-            return ()
-        if given:
-            return as_given(table)
-        return embedded(work, self.device, options.backend, table, options.measured)
 
     def _validated(self, function: str, view: BlockView, match: Match) -> str | Decline:
         """Say whether a match was checked, or refuse it."""
@@ -258,11 +244,11 @@ class _Fuser:
         where: str,
         decline: Decline | None,
         match: Match | None = None,
-        made: tuple[str, Choice, str, tuple[Embedded, ...]] | None = None,
+        made: tuple[str, Choice, str] | None = None,
     ) -> None:
         if self.options.decisions is None:
             return
-        kernel, choice, validation, own = made if made else ("", None, "", ())
+        kernel, choice, validation = made if made else ("", None, "")
         chain = tuple(v.name for v in match.covers) if match else tuple(where.split(", "))
         self.options.decisions.append(
             Decision(
@@ -277,7 +263,6 @@ class _Fuser:
                 decline,
                 validation,
                 chain,
-                own,
             )
         )
 

@@ -53,8 +53,6 @@ class FuseOptions:
     disable : tuple of str
         Names of passes that do not run, and keys of workloads of which no kernel is made: what
         they would take is free for others.
-    autotune : bool
-        Have Triton's kernels of the four best-priced plans measured at their first call.
     """
 
     target: Target | None = None
@@ -67,13 +65,10 @@ class FuseOptions:
     validate: bool | Literal["strict"] = False
     measured: InstanceOf[Measured] | None = None
     disable: tuple[str, ...] = ()
-    autotune: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that no pass could honour, before any chain is looked at."""
         check(self, PipelineError)
-        if self.autotune and self.backend == "tir":
-            raise PipelineError("autotune=True measures kernels of Triton; backend is 'tir'")
         if not isinstance(self.plans, Mapping):
             raise TilePlanError(f"plans is {shown(self.plans)}; must map names to tile plans")
         for name, plan in self.plans.items():

@@ -6,7 +6,6 @@ from .item import Array, Item, Product
 from .material import FunctionGraph, Material, Node, Source, Text
 from .report import Report, graphs_text
 from .tables import (
-    autotune_table,
     coverage_table,
     declined_table,
     left_out_table,
@@ -31,7 +30,6 @@ __all__ = [
     "Scheduling",
     "Source",
     "Text",
-    "autotune_table",
     "coverage_table",
     "declined_table",
     "graphs_text",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ..errors import Decline
 from ..estimator import RangePrediction
-from ..estimator.embedded import Embedded
 from ..estimator.tile_plan import PlanTable
 from ..workload import Workload
 
@@ -35,8 +34,6 @@ class Decision:
     chain : tuple of str
         The variables that it computes, those inside among them; of one that was refused early,
         those that are known.
-    embedded : tuple of Embedded
-        With `autotune`, the plans among which the library measures, range by range.
     """
 
     pattern: str
@@ -50,7 +47,6 @@ class Decision:
     decline: Decline | None = None
     validation: str = ""
     chain: tuple[str, ...] = ()
-    embedded: tuple[Embedded, ...] = ()
 
     @property
     def fused(self) -> bool:

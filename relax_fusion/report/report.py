@@ -22,7 +22,6 @@ from .decision import Decision, LeftOut, Scheduling
 from .item import Item
 from .material import Material
 from .tables import (
-    autotune_table,
     declined_table,
     left_out_table,
     leftovers_table,
@@ -119,10 +118,6 @@ class Report:
             ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds,
             ``bound``, what limits the kernel, and ``measured_s``, its seconds in a tuning database
             (null where it was not measured).
-        ``autotune``
-            With `autotune`, for each range of sizes its bounds (``rows``, ``keys``, ``batch``) and
-            ``plans``: those that the library measures at the first call, the best-priced first; of
-            a single one ``why`` there is no other.  Missing without `autotune`.
         ``validation``
             ``"checked"``, or ``"not checked: "`` and why; missing where nobody asked.
         ``decline``
@@ -195,7 +190,6 @@ class Report:
         lines = [
             left_out_table(self.left_out),
             _fused_table(self.fused),
-            autotune_table(self.fused),
             validation_table(self.fused),
             declined_table(self.declined),
             leftovers_table(self.leftovers),
@@ -256,8 +250,6 @@ def _record(decision: Decision) -> dict[str, Any]:
         }
         for p in decision.predictions
     ]
-    if decision.embedded:
-        record["autotune"] = [each.to_attr() for each in decision.embedded]
     if decision.validation:
         record["validation"] = decision.validation
     if decision.decline is not None:

@@ -38,20 +38,6 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def autotune_table(decisions: Sequence[Decision], width: int | None = None) -> str:
-    """One row per kernel and range of sizes, with the plans that the library measures there."""
-    kernels = {d.kernel: d for d in decisions if d.embedded}
-    if not kernels:
-        return ""
-    rows: list[tuple[str, ...]] = [("kernel", "sizes", "measured at the first call")]
-    for name, decision in kernels.items():
-        for each in decision.embedded:
-            plans = [f"{p.text} ({p.num_warps} warps, {p.num_stages} stages)" for p in each.plans]
-            told = "; ".join(plans) if not each.why else f"nothing: {plans[0]}, {each.why}"
-            rows.append((name, str(each.box), told))
-    return table(rows, width)
-
-
 def validation_table(decisions: Sequence[Decision]) -> str:
     """One row for what was found out about kernels, with how many of them it holds for."""
     counts = Counter(d.validation for d in decisions if d.validation)

@@ -55,6 +55,6 @@ class CompileAhead:
         if fused is None:
             return []
         fixed = Fixed((True,) * len(fused.inputs), leads=False)
-        ranges = replace(fused, fixed=fixed).cases(device_of(self.target))
-        steps = [step for each in ranges for step in each.steps]
+        cases = replace(fused, fixed=fixed).cases(device_of(self.target))
+        steps = [step for _, launched in cases for step in launched]
         return [step.source for step in steps if isinstance(step, SourceStep)]

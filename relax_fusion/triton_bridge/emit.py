@@ -12,15 +12,15 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import description, dims_of, within
-from ..errors import LoweringError
-from ..estimator.embedded import EMBEDDED_ATTR, plans_of_attr
+from ..errors import KernelError, LoweringError
 from ..estimator.families.generated.plan import GeneratedPlan
 from ..estimator.launch_limits import most_rows
-from ..estimator.ranges import bounds_of, served
-from ..estimator.tile_plan import Box, PlanTable, TilePlan
+from ..estimator.ranges import served
+from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
+from ..launch.branches import Branch, Launch
 from ..launch.cuda_source import source_compiler
 from ..launch.mixed import Others
 from ..launch.prim_func import ExternFunc
@@ -32,7 +32,6 @@ from ..transforms.running import making
 from ..workload import Attention, Chain, DynamicDim, MatmulChain, Workload
 from .attention import attention_cases, empty_cases
 from .attention_call import Case
-from .candidates import Range, both, cases_of
 from .compile import Made, try_kernels
 from .contraction import contraction_steps
 from .generated.launch import generated_steps
@@ -45,57 +44,53 @@ class Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
-    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.  `boxes`
-    have the plans of `plans`, or several for the library to measure.
+    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.
     """
 
     func: tirx.PrimFunc
     work: Workload
     plans: PlanTable
-    boxes: list[tuple[Box, tuple[TilePlan, ...]]]
     inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
     dims: dict[str, ir.Expr]
     others: Others | None
     fixed: Fixed | None
 
-    def cases(self, dev: DeviceSpec) -> list[Range]:
-        """Return conditions, and the launches of each plan where they are the first that hold."""
+    def cases(self, dev: DeviceSpec) -> list[Case]:
+        """Return conditions, and what is launched where they are the first that hold."""
         workspaces: dict[str, Workspace] = {}
-        found: list[Range] = []
+        found: list[Case] = []
         if isinstance(self.work, Attention):
-            empty = empty_cases(self.work, self.plans, self.inputs, dev)
-            found += [Range(when, [("", [(True, steps)])]) for when, steps in empty]
+            found += empty_cases(self.work, self.plans, self.inputs, dev)
         others: Any = True  # no box of the plans before that are not for Triton
-        for here, bounds, plans in self.served():
-            if plans[0].backend == "triton":
-                ways = [(p.key, self._launches(p, bounds, dev, workspaces)) for p in plans]
-                found.append(Range(both(others, here), ways))
+        for here, bounds, plan in self.served():
+            if plan.backend == "triton":
+                launches = self._launches(plan, bounds, dev, workspaces)
+                found += [(_both(_both(others, here), when), steps) for when, steps in launches]
             elif here is not True:
-                others = both(others, tirx.Not(here))
+                others = _both(others, tirx.Not(here))
         return found
 
-    def served(self) -> list[tuple[Any, dict[str, int], tuple[TilePlan, ...]]]:
-        """Return a condition, bounds and plans for each box; where the first that holds decides.
+    def served(self) -> list[tuple[Any, dict[str, int], TilePlan]]:
+        """Return a condition, bounds and a plan for each box; where the first that holds decides.
 
         A plan that serves several ranges of rows comes once, with a condition of all of them.
         """
-        found = bounds_of(self.work, self.boxes)
-        every = list(dict.fromkeys(plans for _, plans in found))
+        found = served(self.work, self.plans)
+        every = list(dict.fromkeys(plan for _, plan in found))
         names = {name for bounds, _ in found for name in bounds}
-        measured = any(len(plans) > 1 for plans in every)
-        if len(every) == len(found) or len(names) != 1 or measured or self.others is not None:
-            return [(within(b, self.dims) if b else True, b, plans) for b, plans in found]
+        if len(every) == len(found) or len(names) != 1 or self.others is not None:
+            return [(within(b, self.dims) if b else True, b, plan) for b, plan in found]
         (name,) = names
-        size, spans = self.dims[name], {plans: list[Any]() for plans in every}
-        last: dict[tuple[TilePlan, ...], dict[str, int]] = {}
+        size, spans = self.dims[name], {plan: list[Any]() for plan in every}
+        last: dict[TilePlan, dict[str, int]] = {}
         before: int | None = None
-        for bounds, plans in found:
+        for bounds, plan in found:
             inside = [size <= tirx.IntImm("int64", bounds[name])] if bounds else []
             behind: list[Any] = [size > tirx.IntImm("int64", before)] if before is not None else []
-            spans[plans].append(tirx.all(*behind, *inside))
-            before, last[plans] = bounds.get(name), bounds
-        *closed, rest = sorted(every, key=lambda plans: not last[plans])
+            spans[plan].append(tirx.all(*behind, *inside))
+            before, last[plan] = bounds.get(name), bounds
+        *closed, rest = sorted(every, key=lambda plan: not last[plan])
         return [(tirx.any(*spans[p]), last[p], p) for p in closed] + [(True, last[rest], rest)]
 
     def _launches(
@@ -165,19 +160,20 @@ class EmitTritonKernels:
     def _make(self, fused: dict[ir.GlobalVar, Fused]) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        ranges = {}
+        cases: dict[ir.GlobalVar, list[Case]] = {}
         for gvar, found in fused.items():
             with making(found.func):
-                ranges[gvar] = found.cases(dev)
-        every = [(f.outputs, s) for g, f in fused.items() for each in ranges[g] for s in each.steps]
+                cases[gvar] = found.cases(dev)
+        every = [(f.outputs, s) for g, f in fused.items() for _, steps in cases[g] for s in steps]
         done = iter(_compiled(every, compute_capability(self.target)))
         made = {}
         for gvar, found in fused.items():
             with making(found.func):
-                cases = [
-                    case for each in ranges[gvar] for case in cases_of(gvar.name_hint, each, done)
+                branches = [
+                    Branch(when, [_launch(step, *next(done)) for step in steps])
+                    for when, steps in cases[gvar]
                 ]
-                made[gvar] = ExternFunc.of(found.outputs, cases, found.others)
+                made[gvar] = ExternFunc.of(found.outputs, branches, found.others)
         return made
 
 
@@ -203,6 +199,12 @@ def _compiled(
             else (kernels[id(s)], special[id(s)][1])
             for _, s in every
         ]
+
+
+def _launch(step: AnyStep, kernel: Made, args: Sequence[Any]) -> Launch:
+    if isinstance(kernel, KernelError):
+        raise kernel
+    return Launch(kernel, step.grid, args)
 
 
 def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, Fused]) -> None:
@@ -231,12 +233,15 @@ def fused_of(func: tirx.PrimFunc) -> Fused | None:
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
     others = Others(func, inputs) if "tir" in backends else None
-    attrs = func.attrs
-    boxes: list[tuple[Box, tuple[TilePlan, ...]]] = [(box, (plan,)) for box, plan in plans.boxes]
-    if EMBEDDED_ATTR in attrs:
-        boxes = plans_of_attr(attrs[EMBEDDED_ATTR])
     dims = dims_of(graph, params)
-    return Fused(func, work, plans, boxes, inputs, outputs, dims, others, Fixed.of(func))
+    return Fused(func, work, plans, inputs, outputs, dims, others, Fixed.of(func))
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Return the conjunction of two conditions, each an expression or True."""
+    if first is True or second is True:
+        return second if first is True else first
+    return tirx.And(first, second)
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:

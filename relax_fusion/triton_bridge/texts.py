@@ -64,7 +64,7 @@ def _texts(func: tirx.PrimFunc, target: Target) -> list[Text]:
     fused = fused_of(func)
     if fused is None:
         return []
-    steps = (step for each in fused.cases(device_of(target)) for step in each.steps)
+    steps = (step for _, launched in fused.cases(device_of(target)) for step in launched)
     return list(dict.fromkeys(_text(step) for step in steps))
 
 

@@ -414,20 +414,6 @@ def test_options_that_change_what_is_compiled_are_told() -> None:
     assert asked(made.parse_args(["explain", "gpt2", "--dtype", "float16", "--json"])) == {}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--autotune"]])
-def test_compile_hands_on_whether_to_measure(checkpoint, tmp_path, monkeypatch, arguments):
-    given = {}
-
-    def stop(*_args, **options):
-        given.update(options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compile_module, "require_linker", lambda: None)
-    monkeypatch.setattr(compile_module, "build", stop)
-    main(["compile", str(checkpoint), "-o", str(tmp_path / "out"), *arguments])
-    assert given["autotune"] == bool(arguments)
-
-
 @pytest.mark.parametrize(
     "config, says",
     [

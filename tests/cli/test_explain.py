@@ -129,19 +129,6 @@ def test_explain_names_the_plan_of_the_keys_that_it_prices() -> None:
     assert "64 x 4096 keys" in rows[1] and many.text in rows[1]
 
 
-def test_explain_tells_which_plans_the_library_measures(tmp_path, capsys):
-    config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
-    arguments = ["explain", str(config), "--target", "h200", "--autotune", "-q"]
-    assert main(arguments) == 0
-    text = capsys.readouterr().out
-    assert "measured at the first call" in text and "any size" in text
-    assert main([*arguments, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    ranges = [r for d in document["decisions"] if d["fused"] for r in d["autotune"]]
-    assert {len(r["plans"]) for r in ranges} >= {4}
-    assert all(len(r["plans"]) > 1 or r["why"] for r in ranges)
-
-
 @pytest.mark.parametrize(
     "arguments, code, says",
     [
@@ -150,7 +137,6 @@ def test_explain_tells_which_plans_the_library_measures(tmp_path, capsys):
         (["llama-3.1-8b", "--disable", "FuseNothing"], 2, "FuseGatedFFN"),
         (["demo-gpt2", "--backend", "triton"], 1, "triton"),
         (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
-        (["demo-gpt2", "--autotune"], 1, "sm_80"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
         (["demo-gpt2", "--quantization", "q4"], 2, "'q4f32_1', 'q8f16_1'"),

@@ -11,10 +11,8 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.estimator.embedded import EMBEDDED_ATTR, Embedded
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.launch.arguments import is_number
-from relax_fusion.transforms.modules import with_functions
 from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from relax_fusion.workload import Workload
 
@@ -55,12 +53,6 @@ def _add(
             call = relax.op.call_tir(gvar, relax.Tuple(args), types[count:])
             out = builder.emit_output(call)
         builder.emit_func_output(out)
-
-
-def with_candidates(mod: ir.IRModule, found: Sequence[Embedded]) -> ir.IRModule:
-    """Return a module of `module_of` whose library is to measure plans."""
-    func = mod["fused"].with_attr(EMBEDDED_ATTR, [each.to_attr() for each in found])
-    return with_functions(mod, {mod.get_global_var("fused"): func})
 
 
 def build_triton(

@@ -1,13 +1,9 @@
-/* A CUDA driver without a GPU: the functions that launcher.h and autotune.h look up.
+/* A CUDA driver without a GPU: the functions that launcher.h looks up.
  *
  * Every call appends one line of JSON to the file $FAKE_CUDA_LOG.  Other variables, all read at
  * each call: FAKE_CUDA_FAIL=function:code, FAKE_CUDA_CAPABILITY (90), FAKE_CUDA_SHARED (232448),
  * FAKE_CUDA_DEVICE (0), FAKE_CUDA_NO_CONTEXT (threads start without one) and FAKE_CUDA_PARAMS, the
- * sizes in bytes of the parameters of every kernel: "8,8,4".  FAKE_CUDA_CAPTURING: streams are being
- * captured.  FAKE_CUDA_TIMES="2:0.5,3:7": kernels of 2 blocks take half a millisecond of the clock
- * that events read, others 1; FAKE_CUDA_WRITE (1000): milliseconds of a write of memory;
- * FAKE_CUDA_DISTURBED=n: the n-th launch of a thread takes 50 ms more.  FAKE_CUDA_FAIL_BLOCKS=n:
- * launches of n blocks fail.  Built with NVIDIA's own header.
+ * sizes in bytes of the parameters of every kernel: "8,8,4".  Built with NVIDIA's own header.
  */
 #define _DEFAULT_SOURCE
 #include <fcntl.h>
@@ -18,11 +14,7 @@
 
 #include "cuda.h"
 
-#undef cuEventElapsedTime /* the name of every driver, not of the newest alone */
-
 static __thread int has_context = 0;
-static __thread double clock_ms = 0;
-static __thread int launches = 0;
 
 static const char* setting(const char* name, const char* otherwise) {
   const char* value = getenv(name);
@@ -151,18 +143,6 @@ static char* print_attribute(char* at, const CUlaunchAttribute* a) {
   }
 }
 
-static double milliseconds(unsigned blocks) {
-  const char* times = setting("FAKE_CUDA_TIMES", "");
-  while (*times) {
-    char* end;
-    unsigned long n = strtoul(times, &end, 10);
-    double ms = strtod(end + 1, &end);
-    if (n == blocks) return ms;
-    times = *end ? end + 1 : end;
-  }
-  return 1;
-}
-
 CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction function, void** params,
                           void** extra) {
   char line[16384], *at = line;
@@ -188,83 +168,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction function, void** p
   }
   sprintf(at, "]}\n");
   put(line);
-  clock_ms += milliseconds(c->gridDimX);
-  if (++launches == atoi(setting("FAKE_CUDA_DISTURBED", "0"))) clock_ms += 50;
-  if (c->gridDimX == (unsigned)atoi(setting("FAKE_CUDA_FAIL_BLOCKS", "0")))
-    return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   return result("cuLaunchKernelEx");
-}
-
-static void note(const char* call, size_t value) {
-  char line[128];
-  sprintf(line, "{\"call\": \"%s\", \"value\": %zu}\n", call, value);
-  put(line);
-}
-
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  (void)stream;
-  *status = *setting("FAKE_CUDA_CAPTURING", "") ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                                : CU_STREAM_CAPTURE_STATUS_NONE;
-  return result("cuStreamIsCapturing");
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  static __thread CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  CUstreamCaptureMode before = now;
-  now = *mode;
-  *mode = before;
-  note("cuThreadExchangeStreamCaptureMode", now);
-  return result("cuThreadExchangeStreamCaptureMode");
-}
-
-CUresult cuEventCreate(CUevent* event, unsigned flags) {
-  CUresult code = result("cuEventCreate");
-  note("cuEventCreate", flags);
-  if (code == CUDA_SUCCESS) *event = calloc(1, sizeof(double));
-  return code;
-}
-
-CUresult cuEventDestroy(CUevent event) {
-  note("cuEventDestroy", 0);
-  free(event);
-  return result("cuEventDestroy");
-}
-
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-  note("cuEventRecord", (size_t)stream);
-  *(double*)event = clock_ms;
-  return result("cuEventRecord");
-}
-
-CUresult cuEventSynchronize(CUevent event) {
-  (void)event;
-  usleep(200);
-  note("cuEventSynchronize", 0);
-  return result("cuEventSynchronize");
-}
-
-CUresult cuEventElapsedTime(float* ms, CUevent start, CUevent end) {
-  *ms = (float)(*(double*)end - *(double*)start);
-  return result("cuEventElapsedTime");
-}
-
-CUresult cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
-  CUresult code = result("cuMemAlloc");
-  note("cuMemAlloc", bytes);
-  if (code == CUDA_SUCCESS) *memory = 0x5000;
-  return code;
-}
-
-CUresult cuMemFree(CUdeviceptr memory) {
-  note("cuMemFree", (size_t)memory);
-  return result("cuMemFree");
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream) {
-  (void)memory, (void)value, (void)stream;
-  note("cuMemsetD8Async", bytes);
-  clock_ms += atof(setting("FAKE_CUDA_WRITE", "1000"));
-  return result("cuMemsetD8Async");
 }
 
 static char* print_numbers(char* at, const char* name, const void* data, int bytes, unsigned n) {

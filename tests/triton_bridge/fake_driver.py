@@ -34,13 +34,6 @@ FUNCTIONS = [
     *("cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"),
 ]
 
-EVENT_FUNCTIONS = [
-    *("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuEventCreate"),
-    *("cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"),
-    *("cuMemAlloc_v2", "cuMemFree_v2", "cuMemsetD8Async"),
-]
-"""Those that only measuring takes."""
-
 
 def gcc(*args: str | Path) -> None:
     """Run a compiler: `gcc`, or the one named first."""

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.launch.arguments import Part, TensorMap, Workspace
-from relax_fusion.launch.branches import Branch, Candidates, Launch
+from relax_fusion.launch.branches import Branch, Launch
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.launch.prim_func import ExternFunc
 from relax_fusion.launch.rooms import rooms_of
@@ -33,7 +33,7 @@ def branch(*spaces: object, when: object = True, kernel: CompiledKernel = ADD) -
     return Branch(when, [Launch(kernel, [1], [space]) for space in spaces])
 
 
-def shapes(cases: Sequence[Branch | Candidates]) -> list[tuple[list[str], str]]:
+def shapes(cases: Sequence[Branch]) -> list[tuple[list[str], str]]:
     """Return the sizes and elements of the memory that workspaces are in."""
     return [([str(d) for d in room.shape], room.dtype) for room, _ in rooms_of(cases)]
 
@@ -46,8 +46,6 @@ def test_those_of_one_branch_are_apart() -> None:
 def test_those_of_different_branches_are_the_same() -> None:
     cases = [branch(Workspace((8, N)), when=N < 4), branch(Workspace((100,)))]
     assert shapes(cases) == [(["T.max(n * T.int64(8), T.int64(100))"], "float32")]
-    ways = Candidates(True, [[case] for case in cases])
-    assert shapes([ways]) == shapes(cases)
 
 
 def test_of_equal_elements_only() -> None:

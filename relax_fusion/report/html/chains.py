@@ -43,10 +43,6 @@ def chain_entry(
         "steps": _steps(kernel),
         "steps_left_out": max(0, len(kernel.steps) - MOST_STEPS),
         "boxes": len(decision.plans.boxes) if decision.plans is not None else 0,
-        "autotune": [
-            {"box": str(e.box), "plans": [plan_text(p) for p in e.plans], "why": e.why}
-            for e in decision.embedded
-        ],
         "candidates": candidates_of(kernel, backend, clock),
     }
 
