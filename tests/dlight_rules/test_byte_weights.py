@@ -37,7 +37,7 @@ def emitted(name: str, target: str) -> tuple[list[str], int]:
     """Return the names of the instructions of a kernel, and how many numbers it makes of bytes."""
     plan = next(
         p
-        for p in candidates(work(name), device_of(make_target(target)))
+        for p in candidates(work(name), device_of(make_target(target)), "tir")
         if isinstance(p, PackedPlan) and (p.block_m, p.block_n, p.num_stages) == (8, 16, 2)
     )
     body = emit(work(name), plan, make_target(target)).body
@@ -73,5 +73,7 @@ def test_a_cpu_sums_bytes_along_k_by_vectors(name: str) -> None:
 @pytest.mark.parametrize("name", ["e4m3", "int8"])
 def test_bytes_that_lie_across_k_are_not_for_a_gpu(name: str) -> None:
     turned = Projection(64, "kn", packed=replace(BYTES[name], axis=-2))
-    found = candidates(replace(work(name), outputs=(turned,)), device_of(make_target("h200")))
+    found = candidates(
+        replace(work(name), outputs=(turned,)), device_of(make_target("h200")), "tir"
+    )
     assert not any(isinstance(plan, PackedPlan) for plan in found)

@@ -31,7 +31,7 @@ HOST = quick_host()
 def spread(work: Work, gpu: bool, rows: int, offset: int = 0) -> TilePlan:
     """Return one of the candidates for `rows` rows: another one for another `offset`."""
     dev = device_of(make_target("h200") if gpu else HOST)
-    found = list(candidates(work, dev))
+    found = list(candidates(work, dev, "tir"))
     lowest = max(rows, 2, min(p.block_m for p in found))
     found = [p for p in found if p.block_m <= lowest]
     return found[(len(found) * 5 // 8 + offset * 7) % len(found)]

@@ -35,7 +35,7 @@ WAIT, ANNOUNCE = "griddepcontrol_wait()", "griddepcontrol_launch_dependents()"
 
 def plan_of(work: Work, family: str, inside: bool = False) -> TilePlan:
     """Return the smallest plan of a family with a kernel for the norm, or with it `inside`."""
-    found = [p for p in candidates(work, H200) if p.family == family]
+    found = [p for p in candidates(work, H200, "tir") if p.family == family]
     fitting = [p for p in found if (family == few_rows.FAMILY and few_rows.normalises(p)) == inside]
     return min(fitting, key=lambda p: (p.block_m * p.block_n, p.num_stages))
 

@@ -36,7 +36,7 @@ LLAMA = replace(HALF, rows=1, k=4096, outputs=(plain(6144),), norm=RMS)
 
 def plans(work: Work) -> list[TilePlan]:
     """Return the plans of the family for a workload."""
-    return [plan for plan in candidates(work, H200) if plan.family == few_rows.FAMILY]
+    return [plan for plan in candidates(work, H200, "tir") if plan.family == few_rows.FAMILY]
 
 
 def small_plans(work: Work) -> list[TilePlan]:
@@ -188,10 +188,12 @@ def test_k_is_split_where_there_are_few_tiles() -> None:
     narrow = replace(LLAMA, rows=16, k=16384, outputs=(plain(64),), norm=None)
     parts = {p.split_k for p in plans(narrow)}
     assert parts == {1, 2, 4, 8}
-    assert choose(narrow, H200, always=True).plans.plan_for(16).split_k == 8  # 8.5 us, else 13.4
+    assert (
+        choose(narrow, H200, always=True, backend="tir").plans.plan_for(16).split_k == 8
+    )  # 8.5 us, else 13.4
     assert {p.split_k for p in plans(replace(narrow, outputs=(plain(4096),)))} == {1}
     a100 = device_of(make_target("a100"))
-    assert {p.split_k for p in candidates(narrow, a100)} == {1}
+    assert {p.split_k for p in candidates(narrow, a100, "tir")} == {1}
     said = violations(replace(PLAN, split_k=2), narrow, a100)
     assert any("A100 80GB SXM has no clusters" in sentence for sentence in said)
 
@@ -212,7 +214,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("work", "dev", "sentence"), REFUSED)
 def test_what_the_family_has_no_plans_for(work: Work, dev: DeviceSpec, sentence: str) -> None:
-    assert not [p for p in candidates(work, dev) if p.family == few_rows.FAMILY]
+    assert not [p for p in candidates(work, dev, "tir") if p.family == few_rows.FAMILY]
     assert any(sentence in said for said in violations(PLAN, work, dev))
 
 
@@ -225,7 +227,9 @@ def test_a_norm_that_others_need_is_done_in_front() -> None:
 
 def test_few_rows_get_these_plans() -> None:
     for name in ("h200", "a100"):
-        table = choose(replace(LLAMA, rows=ROWS), device_of(make_target(name)), always=True).plans
+        table = choose(
+            replace(LLAMA, rows=ROWS), device_of(make_target(name)), always=True, backend="tir"
+        ).plans
         assert [table.plan_for(rows).family for rows in (1, 2, 16)] == [few_rows.FAMILY] * 3
         assert table.plan_for(17).family != few_rows.FAMILY
         assert few_rows.normalises(table.plan_for(1))

@@ -82,8 +82,10 @@ def test_numbers_of_few_rows(name: str) -> None:
 def test_numbers_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = name.split(",")[0]
 
-    def smallest(work: NormMatmul, dev: DeviceSpec, *, always: bool) -> Choice | Decline:
-        found = [p for p in candidates(work, dev) if p.family == family]
+    def smallest(
+        work: NormMatmul, dev: DeviceSpec, *, always: bool, backend: str
+    ) -> Choice | Decline:
+        found = [p for p in candidates(work, dev, backend) if p.family == family]
         least = min(found, key=lambda p: (p.block_m * p.block_n, p.num_stages))
         return choose(work, dev, plans=least)
 

@@ -39,7 +39,7 @@ SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
 
 def plans(work: Work, family: str = "mma") -> list[TilePlan]:
     """Return the plans of a family for a workload."""
-    found = candidates(work, device_of(make_target("h200")))
+    found = candidates(work, device_of(make_target("h200")), "tir")
     return [plan for plan in found if plan.family == family]
 
 
@@ -207,7 +207,7 @@ def test_all_plans_of_a_gated_pair_are_emitted() -> None:
 
 def test_ranges_mix_dot_products_and_tensor_cores() -> None:
     work = replace(HALF, rows=ROWS, k=1024, norm=SUM)
-    dots = next(p for p in candidates(work, device_of(cuda())) if p.block_m == 1)
+    dots = next(p for p in candidates(work, device_of(cuda()), "tir") if p.block_m == 1)
     table = PlanTable(((1, dots), (None, plans(work)[0])))
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
     library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())

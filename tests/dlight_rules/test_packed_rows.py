@@ -70,7 +70,7 @@ WORKS = {
 
 def plans(work: Any) -> list[PackedPlan]:
     """Return a narrow plan of each height, and for few rows one that keeps its row."""
-    found = [p for p in candidates(work, H200) if isinstance(p, PackedPlan)]
+    found = [p for p in candidates(work, H200, "tir") if isinstance(p, PackedPlan)]
     found.sort(key=lambda p: (p.block_n, p.num_warps))
     chosen = {(p.block_m, p.keeps_row): p for p in reversed(found)}
     return [p for p in chosen.values() if work.rows <= 3 or not p.keeps_row]

@@ -29,6 +29,6 @@ def test_attention_matches_reference(case: Case) -> None:
 @pytest.mark.parametrize("largest", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("case", in_half(), ids=lambda case: case.name)
 def test_halves_match_reference(case: Case, largest: bool) -> None:
-    found = list(candidates(case.work, device_of(gpu_target())))
+    found = list(candidates(case.work, device_of(gpu_target()), "tir"))
     found.sort(key=lambda plan: (plan.block_m * plan.block_n, plan.num_warps))
     check(case, PlanTable.single(found[-largest]))

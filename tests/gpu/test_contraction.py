@@ -46,13 +46,13 @@ def test_chosen_plan_matches_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_other_plans_match_reference(case: Case) -> None:
-    plans = list(candidates(case.work, device_of(gpu_target())))
+    plans = list(candidates(case.work, device_of(gpu_target()), "tir"))
     for plan in (plans[0], plans[len(plans) // 2], plans[-1]):
         _check(case, PlanTable.single(plan))
 
 
 def _tensor_core_plans(case: Case, family: str = "mma") -> list[TilePlan]:
-    found = candidates(case.work, device_of(gpu_target()))
+    found = candidates(case.work, device_of(gpu_target()), "tir")
     return [plan for plan in found if plan.family == family]
 
 

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 def _plans(case: Case) -> list[TilePlan]:
     """Return the first and the last plan of each family; of integers, those of dot products too."""
-    found = list(candidates(case.work, device_of(gpu_target())))
+    found = list(candidates(case.work, device_of(gpu_target()), "tir"))
     names = ("mma", "wgmma", "") if isinstance(case, IntegerCase) else ("mma", "wgmma")
     families = [[p for p in found if p.family == name] for name in names]
     return [plan for plans in families for plan in (*plans[:1], *plans[1:][-1:])]
@@ -84,7 +84,9 @@ def test_warp_groups_multiply_integers(columns: int) -> None:
     case = replace(
         case, work=replace(case.work, outputs=(replace(case.work.outputs[0], n=columns),))
     )
-    plans = [p for p in candidates(case.work, device_of(gpu_target())) if p.family == "wgmma"]
+    plans = [
+        p for p in candidates(case.work, device_of(gpu_target()), "tir") if p.family == "wgmma"
+    ]
     for plan in [p for p in plans if p.block_n == columns]:
         arrays = case.inputs()
         results = run_on_gpu(

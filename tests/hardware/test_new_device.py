@@ -95,11 +95,11 @@ def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
 def test_plans_use_the_instructions_that_an_entry_names() -> None:
     for dtype, families in (("float16", {"mma", ""}), ("bfloat16", {""})):
         work = NormMatmul(512, 1024, (Projection(1024, "nk"),), None, dtype, dtype)
-        assert {plan.family for plan in candidates(work, ORIN)} == families
+        assert {plan.family for plan in candidates(work, ORIN, "tir")} == families
         backends = {plan.backend for plan in candidates(work, ORIN, "triton")}
         assert backends == {"triton" if dtype == "float16" else "tir"}
         copied = replace(ORIN, capabilities=replace(ORIN.capabilities, async_copies=False))
-        assert {plan.family for plan in candidates(work, copied)} == {""}
+        assert {plan.family for plan in candidates(work, copied, "tir")} == {""}
 
 
 @pytest.mark.parametrize(

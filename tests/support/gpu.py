@@ -46,8 +46,8 @@ def gpu_target() -> Target:
 def plans_for(work: Workload, target: Target) -> PlanTable:
     """Return the estimator's plans; where it would not fuse, the first candidate."""
     dev = device_of(target)
-    choice = choose(work, dev)
-    return getattr(choice, "plans", None) or PlanTable.single(next(candidates(work, dev)))
+    choice = choose(work, dev, backend="tir")
+    return getattr(choice, "plans", None) or PlanTable.single(next(candidates(work, dev, "tir")))
 
 
 def build_on_gpu(work: Workload, plans: PlanTable, target: Target) -> tvm.runtime.Executable:

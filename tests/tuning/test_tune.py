@@ -209,7 +209,7 @@ def test_a_command_that_measures_nothing_fails(path: Path, capsys, as_json: bool
 def test_time_that_ends_between_two_sizes(path: Path) -> None:
     work = norm_matmul(DynamicDim("rows"), k=64, n=32, dtype="float32")
     target = make_target("llvm")
-    plans = tuple(list(candidates(work, device_of(target)))[:2])
+    plans = tuple(list(candidates(work, device_of(target), "tir"))[:2])
     contests = (Contest(Box(2), (1,), plans, 1.0), Contest(OPEN, (3,), plans, 1.0))
     tuning = Tuning()
     there = device.open_device(target, None)
@@ -230,7 +230,7 @@ def test_time_that_ends_between_two_sizes(path: Path) -> None:
 def test_time_that_ends_between_sizes_of_a_range(path: Path, monkeypatch) -> None:
     work = norm_matmul(DynamicDim("rows"), k=64, n=32, dtype="float32")
     target = make_target("llvm")
-    plans = tuple(list(candidates(work, device_of(target)))[:2])
+    plans = tuple(list(candidates(work, device_of(target), "tir"))[:2])
     there, tuning = device.open_device(target, None), Tuning()
     late = Trial(target, there, Database(path), float("inf"), tuning)
     sampled = Trial._sampled
@@ -261,7 +261,7 @@ def test_an_interrupted_run_keeps_what_it_has(path: Path, monkeypatch) -> None:
 
 def test_the_most_expensive_comes_first() -> None:
     work = norm_matmul(rows=4, dtype="float32")
-    plan = next(candidates(work, GPU))
+    plan = next(candidates(work, GPU, "tir"))
     cheap = Subject(work, "", 3, (Contest(OPEN, (4,), (plan,), 1.0),))
     costly = replace(cheap, calls=2, contests=cheap.contests * 2)
     assert (cheap.expense, costly.expense) == (3.0, 4.0)
@@ -342,7 +342,7 @@ KINDS = {
 def test_every_kind_of_workload_is_measured(path: Path, kind: str) -> None:
     work, size = KINDS[kind]
     target = make_target("llvm")
-    plans = tuple(list(candidates(work, device_of(target)))[:2])
+    plans = tuple(list(candidates(work, device_of(target), "tir"))[:2])
     contests = (Contest(OPEN, (size,), plans, 1.0),)
     tuning = Tuning()
     there = device.open_device(target, None)
@@ -364,7 +364,7 @@ def test_inputs_give_numbers(kind: str) -> None:
 
 def test_ranges_of_tritons_plans() -> None:
     work = norm_matmul(DynamicDim("rows"))
-    tir = next(candidates(work, GPU))
+    tir = next(candidates(work, GPU, "tir"))
     one, two = list(candidates(work, GPU, "triton"))[:2]
     contests = (
         Contest(Box(1, keys=64), (1,), (one, tir), 1.0),
@@ -390,7 +390,7 @@ def test_reports_tell_times_of_every_range() -> None:
     work = attention(*map(DynamicDim, ("batch", "q_len", "kv_len")))
     times = {s: {c.plans[0]: 1e-3} for c in shortlist(work, GPU, "tir", 2) for s in c.sizes}
     measured = Measured("", {workload_key(json.loads(to_json(work))): times})
-    choice = choose(work, GPU, always=True, measured=measured)
+    choice = choose(work, GPU, always=True, measured=measured, backend="tir")
     assert isinstance(choice, Choice) and len(choice.predictions) > 3
     assert {p.measured_s for p in choice.predictions} == {1e-3}
 

@@ -60,12 +60,13 @@ def planned(
     along_k = decodable(form) if computed and tensor_cores else None
     if along_k is not None:
         return _decoded(along_k, dev)
-    choice = choose(work, dev, always=True)
+    choice = choose(work, dev, always=True, backend="tir")
     if isinstance(choice, Decline):
         return choice
     if not computed or not any(plan.family for _, plan in choice.plans.boxes):
         return form, work, _by_rows(choice.plans)
-    scalar = choose(work, replace(dev, capabilities=NO_CAPABILITIES), always=True)
+    scalars_only = replace(dev, capabilities=NO_CAPABILITIES)
+    scalar = choose(work, scalars_only, always=True, backend="tir")
     if isinstance(scalar, Decline):  # of integers
         in_front = _by_rows(choice.plans, in_front=True)
         detail = f"{work.dtype} that is computed first is not for a batch"
@@ -114,7 +115,7 @@ def _decoded(
     found = [Planned(*entry) for entry in dequantised.few_rows_plans(work, dev)]
     if isinstance(work.rows, int) and found:
         return form, work, found
-    choice = choose(work, dev, always=True)
+    choice = choose(work, dev, always=True, backend="tir")
     if isinstance(choice, Decline):
         return choice
     for p in choice.predictions:
