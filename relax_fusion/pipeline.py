@@ -35,6 +35,19 @@ from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory.collect import RecordKernels, RecordWork
 from .inventory.record_graph import RecordGraph
 from .launch.cuda_kernels import CompileCUDAKernels
+from .mend.constants import CopyConstants, FoldConstants
+from .mend.device_targets import BindDeviceTargets
+from .mend.float_constants import FiniteConstants, RoundConstants
+from .mend.fuse_ops import FuseOps
+from .mend.in_place import SeparateWrites
+from .mend.legalize import LEGALIZE_MAP
+from .mend.memory_planning import NameInPlaceResults, PlanMemory
+from .mend.narrow_floats import RoundNarrowFloats
+from .mend.no_alias import AttachNoAlias
+from .mend.transposed_matmul import FuseTransposeMatmul
+from .mend.unaligned_arguments import UnalignedArguments
+from .mend.views import RewriteReshapes
+from .mend.wide_indices import WidenIndices
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .phases import Phase, run_phases
@@ -42,26 +55,16 @@ from .transforms.annotate import (
     AttachAdditionalPrimFuncs,
     AttachFunctionAttrs,
     AttachMetadata,
-    AttachNoAlias,
     RefuseLowered,
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
-from .transforms.device_targets import BindDeviceTargets
 from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
-from .transforms.fuse_ops import FuseOps
-from .transforms.in_place import NameInPlaceResults, SeparateWrites
-from .transforms.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
-from .transforms.legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
-from .transforms.memory_planning import PlanMemory
-from .transforms.narrow_floats import RoundNarrowFloats
+from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.norms import LegalizeNorms
-from .transforms.own_constants import CopyConstants, FoldConstants
 from .transforms.record_launches import RecordLaunches
 from .transforms.report_leftovers import ReportLeftovers
-from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
-from .transforms.unaligned_arguments import UnalignedArguments
-from .transforms.wide_indices import WidenIndices
+from .transforms.views import FoldReshapes, ReturnReshapedViews
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from .triton_bridge.ahead import CompileAhead
 from .triton_bridge.texts import record_sources
@@ -124,7 +127,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes.append(RecordWork(report))
     if options.cublas_gemm:
         passes.append(relax.transform.RunCodegen())
-    return [*passes, FoldReshapes(), UnshareTransposes(), FuseTransposeMatmul()]
+    return [*passes, FoldReshapes(), FuseTransposeMatmul()]
 
 
 def phase2_lower(options: PipelineOptions) -> list[Pass]:

@@ -29,30 +29,25 @@ from relax_fusion.canonical import (
     RecogniseOperators,
     WidenFloat8Products,
 )
+from relax_fusion.mend.constants import CopyConstants, FoldConstants
+from relax_fusion.mend.device_targets import BindDeviceTargets
+from relax_fusion.mend.float_constants import FiniteConstants, RoundConstants
+from relax_fusion.mend.fuse_ops import FuseOps
+from relax_fusion.mend.in_place import SeparateWrites
+from relax_fusion.mend.memory_planning import NameInPlaceResults, PlanMemory
+from relax_fusion.mend.narrow_floats import RoundNarrowFloats
+from relax_fusion.mend.no_alias import AttachNoAlias
+from relax_fusion.mend.transposed_matmul import FuseTransposeMatmul
+from relax_fusion.mend.unaligned_arguments import UnalignedArguments
+from relax_fusion.mend.views import RewriteReshapes
+from relax_fusion.mend.wide_indices import WidenIndices
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
-from relax_fusion.transforms.annotate import (
-    AttachFunctionAttrs,
-    AttachNoAlias,
-)
+from relax_fusion.transforms.annotate import AttachFunctionAttrs
 from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
-from relax_fusion.transforms.device_targets import BindDeviceTargets
-from relax_fusion.transforms.fuse_ops import FuseOps
-from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
-from relax_fusion.transforms.kernel_limits import (
-    FiniteConstants,
-    FoldGridDepth,
-    NarrowVectors,
-    RoundConstants,
-)
-from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
-from relax_fusion.transforms.memory_planning import PlanMemory
-from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
-from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
-from relax_fusion.transforms.returned_views import ReturnReshapedViews, RewriteReshapes
-from relax_fusion.transforms.unaligned_arguments import UnalignedArguments
-from relax_fusion.transforms.wide_indices import WidenIndices
+from relax_fusion.transforms.views import FoldReshapes, ReturnReshapedViews
 from relax_fusion.triton_bridge import EmitTritonKernels
 
 from .triton_bridge.common import not_compiled
@@ -97,7 +92,6 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
     "SeparateWrites": SeparateWrites(),
     "UnalignedArguments": UnalignedArguments(CPU),
-    "UnshareTransposes": UnshareTransposes(),
     "WidenFloat8Products": WidenFloat8Products(H200),
     "WidenIndices": WidenIndices(),
 }

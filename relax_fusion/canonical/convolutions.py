@@ -11,8 +11,7 @@ from tvm.sym import Analyzer
 
 from ..matching.pattern import calls_in
 from ..matching.shapes import dtype_of, product, shape_of
-from ..transforms.in_place import OPAQUE
-from ..transforms.modules import functions_of
+from ..transforms.modules import OPAQUE, functions_of
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 from .transposes import TRANSPOSES, transposed

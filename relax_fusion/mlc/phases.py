@@ -14,6 +14,7 @@ from tvm.ir.transform import Pass
 from tvm.target import Target
 
 from ..hardware.target import is_cuda, is_gpu
+from ..mend.single_elements import ReadSingleElements
 from ..options import PipelineOptions, make_options
 from ..phases import Phase, run_phases
 from ..pipeline import (
@@ -30,7 +31,6 @@ from ..transforms.workspaces import LiftWorkspaces
 from .libraries import LIBRARIES, available
 from .repairs import (
     NumberFirstExperts,
-    ReadSingleElements,
     RunThreadsInTurn,
     TakePositionsOfBatch,
 )

@@ -1,19 +1,17 @@
-"""What TVM and MLC-LLM bring, mended: positions of a batch, and kernels as CPUs can run them."""
+"""What MLC-LLM brings, mended: positions of a batch, and kernels as CPUs can run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in, is_number, thread_tag
 from ..matching.pattern import PrimExpr, Shape
 from ..matching.shapes import product, same_shape, shape_of
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of, mapped, with_functions
 
 POSITIONS = "vm.builtin.attention_kv_cache_get_query_positions"
 """The function of TVM's cache that gives the positions of all tokens of a call."""
@@ -85,42 +83,6 @@ class _OfBatch(relax.PyExprMutator):
         return relax.op.reshape(self.builder_.emit(asked), self._tokens)
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReadSingleElements")
-@dataclass(frozen=True)
-class ReadSingleElements:
-    """Read the one element of a dim of size 1, whatever the index says: no other is there.
-
-    rewrite: ``scale[d] for d in 128`` -> ``scale[0]``, where scale is ``T.Buffer((1,), ...)``
-
-    TVM's attention on CPUs over tokens of a cache, for several new ones (``_attention_prefill_cpu``
-    in ``nn.llm``), reads a factor of its running softmax so, and what lies behind it in memory.
-    """
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every PrimFunc of `mod`; one without such an index stays the same."""
-        return _mapped(mod, ir.TensorLoad, _single)
-
-
-def _mapped(mod: ir.IRModule, kind: type, rewrite: Callable[[Any], Any]) -> ir.IRModule:
-    """Return `mod` with every node of a kind in its PrimFuncs rewritten."""
-    updated = {}
-    for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-        body = tvm_ffi.structural_map(func.body, (kind, rewrite), order="post")
-        if not body.same_as(func.body):
-            updated[gvar] = func.with_body(body)
-    return with_functions(mod, updated)
-
-
-def _single(load: ir.TensorLoad) -> tirx.Expr:
-    indices = [
-        tirx.const(0, str(index.ty.dtype)) if is_number(size, 1) else index
-        for index, size in zip(load.indices, load.source.ty.shape, strict=True)
-    ]
-    if all(tvm_ffi.structural_equal(*pair) for pair in zip(indices, load.indices, strict=True)):
-        return load
-    return tirx.BufferLoad(load.source, indices)
-
-
 @tvm.transform.module_pass(opt_level=0, name="NumberFirstExperts")
 @dataclass(frozen=True)
 class NumberFirstExperts:
@@ -133,7 +95,7 @@ class NumberFirstExperts:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such a store stays the same."""
-        return _mapped(mod, tirx.BufferStore, _numbered)
+        return mapped(mod, (tirx.BufferStore, _numbered))
 
 
 def _numbered(store: tirx.BufferStore) -> tirx.BufferStore:
@@ -159,15 +121,7 @@ class RunThreadsInTurn:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without threads stays the same."""
-        updated = {}
-        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-            if any(thread_tag(loop) for loop in found_in(func.body, tirx.For)):
-                rewrites = ((tirx.For, _in_turn), (ir.Call, _alone))
-                body = func.body
-                for rewrite in rewrites:
-                    body = tvm_ffi.structural_map(body, rewrite, order="post")
-                updated[gvar] = func.with_body(body)
-        return with_functions(mod, updated)
+        return mapped(mod, (tirx.For, _in_turn), (ir.Call, _alone))
 
 
 def _in_turn(loop: tirx.For) -> tirx.For:

@@ -18,8 +18,7 @@ from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.remembered import memory_of
 from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
-from .modules import functions_of
-from .wide_indices import is_narrow
+from .modules import OPAQUE, functions_of, is_narrow
 
 WEIGHTS_OF = {
     "relax.matmul": slice(1, None),
@@ -29,8 +28,8 @@ WEIGHTS_OF = {
 }
 """The tensors of an operator that may be weights."""
 
-OUT_ELEMENT_WISE, OPAQUE = 4, 8
-"""What FuseOps may put behind a PrimFunc: element-wise steps, or nothing (TVM's OpPatternKind)."""
+OUT_ELEMENT_WISE = 4
+"""TVM's OpPatternKind of a PrimFunc behind which FuseOps may put element-wise steps."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseDequantize")

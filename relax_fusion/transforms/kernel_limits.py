@@ -1,53 +1,18 @@
 """What kernels have to do without on some targets, whichever rule has scheduled them.
 
-Compilers for GPUs refuse constants that float32 does not have.  WebGPU has no infinite constants
-and no third grid dimension; vectors of Metal, WebGPU and Vulkan have four elements at most.
+WebGPU has no third grid dimension; vectors of Metal, WebGPU and Vulkan have four elements at most.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from ctypes import c_float
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, substitute, thread_tag
-from .modules import functions_of, with_functions
-
-
-@tvm.transform.module_pass(opt_level=0, name="FiniteConstants")
-@dataclass(frozen=True)
-class FiniteConstants:
-    """Put the largest number of its type in the place of every infinite constant.
-
-    rewrite: ``T.Select(m, s, T.float32("-inf"))`` -> ``T.Select(m, s, T.float32(-3.4028235e38))``
-
-    For a mask or the start of a maximum the two are the same, unless a score is as large itself.
-    """
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every PrimFunc of `mod`; one without infinities stays the same object."""
-        return _mapped(mod, (tirx.FloatImm, _finite))
-
-
-@tvm.transform.module_pass(opt_level=0, name="RoundConstants")
-@dataclass(frozen=True)
-class RoundConstants:
-    """Round constants of 32 bits and fewer to float32.
-
-    rewrite: ``T.float32(1e-50)`` -> ``T.float32(0)``
-
-    TVM keeps them as float64, and writes them down as they are.
-    """
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every PrimFunc of `mod`; one of float32's numbers stays the same object."""
-        return _mapped(mod, (tirx.FloatImm, _rounded))
+from .modules import mapped
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldGridDepth")
@@ -66,7 +31,7 @@ class FoldGridDepth:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
-        return _mapped(mod, (tirx.For, _without_depth))
+        return mapped(mod, (tirx.For, _without_depth))
 
 
 @tvm.transform.module_pass(opt_level=0, name="NarrowVectors")
@@ -90,7 +55,7 @@ class NarrowVectors:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
-        return _mapped(mod, (tirx.For, self._narrow))
+        return mapped(mod, (tirx.For, self._narrow))
 
     def _narrow(self, loop: tirx.For) -> tirx.For:
         extent = loop.extent
@@ -110,29 +75,6 @@ class NarrowVectors:
         else:
             body = substitute(body, {inner: zero})
         return tirx.For(outer, zero, tirx.const(extent.value // width, dtype), unrolled, body)
-
-
-def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable[..., Any]]) -> ir.IRModule:
-    updated = {}
-    for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-        body = tvm_ffi.structural_map(func.body, rewrite, order="post")
-        if not body.same_as(func.body):
-            updated[gvar] = func.with_body(body)
-    return with_functions(mod, updated)
-
-
-def _finite(number: tirx.FloatImm) -> tirx.FloatImm:
-    if not math.isinf(number.value):
-        return number
-    dtype = str(number.ty.dtype)
-    return tirx.FloatImm(dtype, math.copysign(tirx.max_value(dtype).value, number.value))
-
-
-def _rounded(number: tirx.FloatImm) -> tirx.FloatImm:
-    value = c_float(number.value).value
-    dtype = str(number.ty.dtype)
-    same = value == number.value or math.isnan(value) or dtype == "float64"
-    return number if same else tirx.FloatImm(dtype, value)
 
 
 def _without_depth(loop: tirx.For) -> tirx.For:

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
 
 EXTERNAL_MODULES = "external_mods"
 """Module attribute: what TVM links into the library."""
+
+OPAQUE = 8
+"""TVM's OpPatternKind of a PrimFunc that FuseOps fuses with no other."""
 
 KERNELS_ATTR = "relax_fusion.triton_kernels"
 """PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
@@ -25,6 +28,12 @@ KERNELS_ATTR = "relax_fusion.triton_kernels"
 def functions_of(mod: ir.IRModule, kind: type) -> dict[ir.GlobalVar, Any]:
     """Return the functions of a kind, such as ``relax.Function``, by their variables."""
     return {gvar: func for gvar, func in mod.functions_items() if isinstance(func, kind)}
+
+
+def is_narrow(func: tirx.PrimFunc) -> bool:
+    """Tell whether a parameter of a function has a size that is no int64."""
+    sizes = [d for p in func.params if tirx.is_buffer_var(p) for d in p.ty.shape]
+    return any(str(d.ty.dtype) != "int64" for d in sizes)
 
 
 def rewritten(
@@ -63,6 +72,26 @@ def with_functions(
     for gvar, func in functions.items():
         copy.update_func(gvar, func)
     return copy
+
+
+def mapped(mod: ir.IRModule, *rewrite: Any) -> ir.IRModule:
+    """Return `mod` with the nodes of PrimFuncs rewritten, from the leaves on.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A PrimFunc in which nothing is rewritten stays the same object.
+    *rewrite : pairs of type and callable
+        What takes a node of a type and returns what stands in its place; one after the other.
+    """
+    updated = {}
+    for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+        body = func.body
+        for pair in rewrite:
+            body = tvm_ffi.structural_map(body, pair, order="post")
+        if not body.same_as(func.body):
+            updated[gvar] = func.with_body(body)
+    return with_functions(mod, updated)
 
 
 def with_external_module(mod: ir.IRModule, library: tvm_ffi.Module) -> ir.IRModule:

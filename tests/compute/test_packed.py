@@ -10,7 +10,7 @@ from tvm import te
 
 from relax_fusion import make_target
 from relax_fusion.compute.packed import unpacked
-from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.mend.narrow_floats import RoundNarrowFloats
 from relax_fusion.workload import Packed
 from relax_fusion.workload.unpacked import decoded
 

@@ -13,7 +13,7 @@ from tvm.runtime import empty, tensor
 from relax_fusion.compute import build_prim_func, description, reference_prim_func
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
-from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.mend.narrow_floats import RoundNarrowFloats
 from relax_fusion.workload import Dim, DynamicDim, Graph, Packed, Workload
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.reference import evaluate, numpy_dtype

@@ -14,12 +14,12 @@ from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
 from relax_fusion.matching.expressions import found_in
+from relax_fusion.mend.single_elements import ReadSingleElements
 from relax_fusion.mlc import repairs
 from relax_fusion.mlc.aliases import restore, tensor_ir_op
 from relax_fusion.mlc.repairs import (
     POSITIONS,
     NumberFirstExperts,
-    ReadSingleElements,
     RunThreadsInTurn,
     TakePositionsOfBatch,
 )

@@ -10,7 +10,7 @@ from tvm import ir, relax, te, tirx
 from relax_fusion import FuseDequantize, Reason, Report
 from relax_fusion.matching.expressions import loads_of
 from relax_fusion.matching.stages import read_stages
-from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.mend.narrow_floats import RoundNarrowFloats
 
 from ..support.quantised import FORMATS, Cast, Groups, numpy_dtype
 from ..support.quantised_functions import (

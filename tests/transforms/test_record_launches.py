@@ -6,9 +6,9 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from relax_fusion.mend.views import RewriteReshapes
 from relax_fusion.report.coverage import Launches
 from relax_fusion.transforms.record_launches import RecordLaunches, copied_width
-from relax_fusion.transforms.returned_views import RewriteReshapes
 
 from ..canonical.common import module
 

@@ -1,9 +1,9 @@
-"""Reshapes as views: also of results on their way out, but not of memory that changes."""
+"""Reshapes as views: two in a row as one, and those of results on their way out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax
@@ -11,7 +11,8 @@ from tvm import ir, relax
 from ..matching.effects import Memory
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
-from .modules import functions_of, with_functions
+from ..matching.shapes import same_shape, shape_of
+from .modules import functions_of, rewritten, with_functions
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 
@@ -37,47 +38,6 @@ class ReturnReshapedViews:
         """Return the module with views in place."""
         functions = functions_of(mod, relax.Function)
         return with_functions(mod, {gvar: _rewrite(func) for gvar, func in functions.items()})
-
-
-@tvm.transform.module_pass(opt_level=0, name="RewriteReshapes")
-class RewriteReshapes:
-    """TVM's RewriteDataflowReshape, without views of memory that is overwritten while they live.
-
-    rewrite: ``b = R.call_tir(reshape, (a,), ...)`` -> ``b = R.reshape(a, ...)``
-
-    TVM takes every PrimFunc that stores what it loads for a reshape, ``x * 1`` too.  Where a later
-    call writes either tensor in place, and the view is still read, the two have to be two.
-    """
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Return the module with views, and with copies where one is needed."""
-        viewed = relax.transform.RewriteDataflowReshape()(mod)
-        for gvar, func in functions_of(viewed, relax.Function).items():
-            memory = Memory(func, viewed)
-            if memory.written or memory.returned:
-                calls = Memory(mod[gvar], mod).values
-                viewed.update_func(gvar, _Copier(viewed, memory, calls).visit_expr(func))
-        return viewed
-
-
-@relax.expr_functor.mutator
-class _Copier(relax.PyExprMutator):
-    """Puts the calls back of which a view would change."""
-
-    def __init__(self, mod: ir.IRModule, memory: Memory, calls: Mapping[relax.Var, relax.Expr]):
-        super().__init__(mod)
-        self.memory, self.calls = memory, calls
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        var, view = binding.var, is_call(binding.value, "relax.reshape")
-        call = self.calls.get(var)
-        if view and is_call(call, "relax.call_tir") and self._changes(var, binding.value.args[0]):
-            binding = relax.VarBinding(var, call)
-        super().visit_var_binding_(binding)
-
-    def _changes(self, var: relax.Var, source: relax.Expr) -> bool:
-        of_constant = isinstance(source, ir.GenericConst) and self.memory.is_exposed(var)
-        return of_constant or self.memory.changes_in_use(var, var)
 
 
 def _rewrite(func: relax.Function) -> relax.Function:
@@ -129,3 +89,62 @@ def _item(binding: relax.Binding) -> tuple[relax.Expr, int]:
 
 def _is_call_tir(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and value.op.same_as(CALL_TIR)
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldReshapes")
+@dataclass(frozen=True)
+class FoldReshapes:
+    """Make one reshape of two in a row, and none where the shape comes out as it was.
+
+    rewrite: ``b = R.reshape(a, s); c = R.reshape(b, t)`` -> ``c = R.reshape(a, t)``
+
+    One reshape becomes a view of its input; two fused into one PrimFunc would be a copy.  Nothing
+    is folded where the memory is overwritten while one of them holds it, and no argument of the
+    function takes the place of a result.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function; reshapes may be left without a reader."""
+        return rewritten(mod, _Fold(mod), memory=True)
+
+
+@relax.expr_functor.mutator
+class _Fold(relax.PyExprMutator):
+    memory: Memory
+    var: relax.Var
+
+    def __init__(self, mod: ir.IRModule):
+        super().__init__(mod)
+        self.first: dict[relax.Expr, relax.Var] = {}
+        self.local: set[relax.Var] = set()
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        self.local = {b.var for b in block.bindings}
+        return super().visit_dataflow_block_(block)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.var = binding.var
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        var, before = self.var, call.args[0] if call.args else None
+        call = super().visit_call_(call)
+        if not is_call(call, "relax.reshape") or not isinstance(call.args[0], relax.Var):
+            return call
+        inner = self.lookup_binding(call.args[0])
+        first = self.first.get(before, before)
+        if not is_call(inner, "relax.reshape") or self.memory.changes(var, first, var):
+            return call
+        source, shape = inner.args[0], call.args[1]
+        if isinstance(source, relax.DataflowVar) and source not in self.local:
+            return call
+        self.first[var] = first
+        same = isinstance(shape, relax.ShapeExpr) and same_shape(shape_of(source), shape.values)
+        if same and self._is_private(var):
+            return source
+        return relax.op.reshape(source, shape)
+
+    def _is_private(self, var: relax.Var) -> bool:
+        """Tell whether nobody can tell `var` from another name of what it was made of."""
+        returned = not self.memory.of(var).isdisjoint(self.memory.returned)
+        return not returned and not self.memory.changes_in_use(var, self.first[var])

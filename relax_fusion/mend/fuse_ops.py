@@ -15,9 +15,7 @@ from ..matching.pattern import BlockView, calls_in, is_call
 from ..matching.rebuild import order
 from ..matching.shapes import has_computed_sizes
 from ..matching.sizes import binders, bound_sizes
-from .in_place import OPAQUE
-from .modules import functions_of, with_functions
-from .wide_indices import is_narrow
+from ..transforms.modules import OPAQUE, functions_of, is_narrow, with_functions
 
 _ITEM = "relax_fusion.item."
 """What the function is called, followed by a number, that stands for an item of a tuple."""

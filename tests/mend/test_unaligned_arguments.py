@@ -9,8 +9,8 @@ from tvm import relax
 
 import relax_fusion
 from relax_fusion import make_target
-from relax_fusion.transforms.unaligned_arguments import checked
-from relax_fusion.transforms.unaligned_arguments import unaligned as unaligned_function
+from relax_fusion.mend.unaligned_arguments import checked
+from relax_fusion.mend.unaligned_arguments import unaligned as unaligned_function
 from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.buffers import unaligned

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.expressions import found_in
-from ..matching.pattern import calls_in
-from .modules import functions_of, with_functions
+from ..matching.pattern import calls_in, is_call
+from ..transforms.modules import functions_of, rewritten, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
@@ -48,3 +49,42 @@ def _misleads_the_planner(func: relax.Function) -> bool:
         return True
     allocated = calls_in(func.body, "relax.builtin.alloc_tensor")
     return len({int(call.args[2].value) for call in allocated}) > 1
+
+
+@tvm.transform.module_pass(opt_level=0, name="NameInPlaceResults")
+@dataclass(frozen=True)
+class NameInPlaceResults:
+    """Call the result of an in-place packed function by the name of the argument that it is.
+
+    rewrite: ``y = R.call_inplace_packed("f", x, inplace_indices=[0])`` ->
+    ``_ = R.call_inplace_packed("f", x, inplace_indices=[0]); y = x``
+
+    TVM 0.27's StaticPlanBlockMemory takes such a result for another tensor, and uses the memory of
+    `x` anew behind its last use, while `y` is still read.  Behind this pass, nothing may remove
+    calls whose results are not read.
+
+    declines when: a result is of another type than its argument.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return rewritten(mod, _NameResults(mod))
+
+
+@relax.expr_functor.mutator
+class _NameResults(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not is_call(call, "relax.call_inplace_packed"):
+            return call
+        indices = [int(i) for i in call.attrs.inplace_indices]
+        types = [call.ty] if len(indices) == 1 else call.ty.fields
+        args = [call.args[1 + j] if j >= 0 else None for j in indices]
+        if any(
+            a is not None and not tvm_ffi.structural_equal(a.ty, t)
+            for a, t in zip(args, types, strict=True)
+        ):
+            return call
+        made = self.builder_.emit(call)
+        items = [relax.TupleGetItem(made, i) if a is None else a for i, a in enumerate(args)]
+        return items[0] if len(items) == 1 else relax.Tuple(items)

@@ -9,7 +9,7 @@ from tvm import ir, relax
 from tvm.script import relax as R
 
 from relax_fusion import host_target
-from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
+from relax_fusion.mend.constants import CopyConstants, FoldConstants
 
 from ..support.quick import machine, quickly
 

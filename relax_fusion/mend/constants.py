@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx, topi
 from ..matching.effects import Memory
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
-from .modules import functions_of, rewritten, with_functions
+from ..transforms.modules import functions_of, rewritten, with_functions
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 PACKED = ir.Op.get("relax.call_dps_packed")

@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from ..hardware.target import is_cpu, is_cuda
 from ..matching.expressions import found_in
-from .modules import functions_of, with_functions
+from ..transforms.modules import functions_of, with_functions
 
 ELEMENT = 1
 """Bytes of alignment that leave TVM nothing to assume but that of an element."""

@@ -9,7 +9,7 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..matching.pattern import is_call
-from .modules import rewritten
+from ..transforms.modules import rewritten
 
 
 @tvm.transform.module_pass(opt_level=0, name="BindDeviceTargets")

@@ -7,7 +7,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..matching.expressions import found_in, variables_of
-from .modules import functions_of, with_functions
+from ..transforms.modules import functions_of, is_narrow, with_functions
 
 STATEMENTS = (
     *(tirx.For, tirx.SeqStmt, tirx.BufferStore, tirx.IfThenElse),
@@ -46,12 +46,6 @@ class WidenIndices:
         functions = functions_of(mod, tirx.PrimFunc).items()
         wide = {g: _Widener(f).function() for g, f in functions if is_narrow(f) and _is_plain(f)}
         return with_functions(mod, wide) if wide else mod
-
-
-def is_narrow(func: tirx.PrimFunc) -> bool:
-    """Tell whether a parameter of a function has a size that is no int64."""
-    sizes = [d for p in func.params if tirx.is_buffer_var(p) for d in p.ty.shape]
-    return any(str(d.ty.dtype) != "int64" for d in sizes)
 
 
 def _is_plain(func: tirx.PrimFunc) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
@@ -14,11 +13,9 @@ from ..matching.expressions import substitute
 from ..matching.identity import items_of
 from ..matching.pattern import is_call
 from ..matching.remembered import memory_of
-from .modules import functions_of, rewritten, with_functions
+from ..transforms.modules import OPAQUE, functions_of, with_functions
 
 FORCE_PURE = "relax.force_pure"
-OPAQUE = 8
-"""TVM's OpPatternKind of a function that is fused with no other."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="SeparateWrites")
@@ -58,45 +55,6 @@ def _in_place(memory: Memory) -> set[ir.GlobalVar]:
     """Return the PrimFuncs that a function calls in place."""
     calls = [v for v in memory.values.values() if is_call(v, "relax.call_tir_inplace")]
     return {call.args[0] for call in calls}
-
-
-@tvm.transform.module_pass(opt_level=0, name="NameInPlaceResults")
-@dataclass(frozen=True)
-class NameInPlaceResults:
-    """Call the result of an in-place packed function by the name of the argument that it is.
-
-    rewrite: ``y = R.call_inplace_packed("f", x, inplace_indices=[0])`` ->
-    ``_ = R.call_inplace_packed("f", x, inplace_indices=[0]); y = x``
-
-    TVM 0.27's StaticPlanBlockMemory takes such a result for another tensor, and uses the memory of
-    `x` anew behind its last use, while `y` is still read.  Behind this pass, nothing may remove
-    calls whose results are not read.
-
-    declines when: a result is of another type than its argument.
-    """
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
-        return rewritten(mod, _NameResults(mod))
-
-
-@relax.expr_functor.mutator
-class _NameResults(relax.PyExprMutator):
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        if not is_call(call, "relax.call_inplace_packed"):
-            return call
-        indices = [int(i) for i in call.attrs.inplace_indices]
-        types = [call.ty] if len(indices) == 1 else call.ty.fields
-        args = [call.args[1 + j] if j >= 0 else None for j in indices]
-        if any(
-            a is not None and not tvm_ffi.structural_equal(a.ty, t)
-            for a, t in zip(args, types, strict=True)
-        ):
-            return call
-        made = self.builder_.emit(call)
-        items = [relax.TupleGetItem(made, i) if a is None else a for i, a in enumerate(args)]
-        return items[0] if len(items) == 1 else relax.Tuple(items)
 
 
 class _Separator:

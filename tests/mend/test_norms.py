@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 import relax_fusion
 from relax_fusion import make_target
 from relax_fusion.dlight_rules import NormRule
-from relax_fusion.transforms.legalize import LEGALIZE_MAP
+from relax_fusion.mend.legalize import LEGALIZE_MAP
 
 from ..support.generic_cases import compiled
 

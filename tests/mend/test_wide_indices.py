@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 
 from relax_fusion import FuseDequantize, host_target
-from relax_fusion.transforms.fuse_ops import FuseOps
-from relax_fusion.transforms.wide_indices import WidenIndices
+from relax_fusion.mend.fuse_ops import FuseOps
+from relax_fusion.mend.wide_indices import WidenIndices
 
 from ..support.chains import HEADER
 from ..support.quantised_functions import called

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from relax_fusion import make_target
-from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.mend.narrow_floats import RoundNarrowFloats
 
 from ..support.chains import Chain, compiled, module, outputs
 

@@ -18,7 +18,7 @@ from tvm.target import Target
 from ..compute.stages import as_stored
 from ..hardware.nvidia import has_float8
 from ..hardware.target import compute_capability, is_cpu, is_cuda
-from .modules import with_functions
+from ..transforms.modules import with_functions
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""What the operators become that TVM legalises otherwise, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from tvm import ir, relax, te
+
+from ..compute.activations import activate
+from .attention import legalize_attention
+from .full import legalize_full
+from .norms import legalize_group_norm, legalize_layer_norm
+
+
+def _activation(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Compute an activation in float32, and round it once; TVM has float64 for its own."""
+    dtype, name = str(call.args[0].ty.dtype), call.op.name.rsplit(".", 1)[-1]
+    if dtype == "float64":
+        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+    function = te.erf if name == "erf" else partial(activate, name)
+
+    def formula(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda *i: function(x(*i).astype("float32")).astype(dtype), name)
+
+    return bb.call_te(formula, call.args[0], primfunc_name_hint=name)
+
+
+LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("relax.erf", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"), _activation
+    ),
+    **dict.fromkeys(("relax.nn.attention", "relax.nn.attention_bias"), legalize_attention),
+    **dict.fromkeys(("relax.full", "relax.full_like"), legalize_full),
+    "relax.nn.group_norm": legalize_group_norm,
+    "relax.nn.layer_norm": legalize_layer_norm,
+}
+"""For ``relax.transform.LegalizeOps(LEGALIZE_MAP)``."""
