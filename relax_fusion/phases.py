@@ -12,10 +12,8 @@ from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered
 from .options import PipelineOptions, choices, dumped
 from .recovery import recovered
-from .transforms.cycles import no_cycles_collected
 from .transforms.debug_dump import paged, phase_runner
-from .transforms.ffi_errors import as_themselves
-from .transforms.running import CALLER, enter
+from .transforms.running import CALLER, as_themselves, enter, no_cycles_collected
 
 Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
 """The file that a dump writes behind a phase, the function of its passes, what it is doing."""

@@ -14,10 +14,9 @@ from tvm.script.ir_builder import tirx as T
 
 from ..transforms.modules import KERNELS_ATTR
 from .arguments import Part, TensorMap, Workspace, scalar
-from .branches import Branch, Launch, every_launch
+from .branches import PLACE, Branch, Launch, every_launch
 from .kernel import CompiledKernel
 from .memory import Buffer, Memory
-from .mixed import PLACE
 
 
 class _Own:
@@ -119,9 +118,9 @@ class _Writer:
             if isinstance(value, TensorMap):
                 shape, strides = self.memory.layout_of(value)
                 args += [self.own(n) for n in (*shape, *strides)]
-        room = self.memory.buffer_of(self.scratch) if self.scratch is not None else None
-        if room is not None and launch.kernel.scratch_bytes:
-            args.append(self.data[room.name].data)
+        scratch = self.memory.buffer_of(self.scratch) if self.scratch is not None else None
+        if scratch is not None and launch.kernel.scratch_bytes:
+            args.append(self.data[scratch.name].data)
         grid = [*launch.grid, *[1] * (3 - len(launch.grid))]
         return tirx.call_cpacked(launch.kernel.launcher, *args, *map(self.own, grid))
 

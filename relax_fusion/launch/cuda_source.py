@@ -19,9 +19,8 @@ from ..errors import KernelError
 from ..hardware.nvidia import native_arch
 from ..hardware.target import compute_capability
 from ..matching.modules import module_of
-from .abi import c_type
 from .cache import KernelCache
-from .kernel import CompiledKernel, LaunchOptions, TensorMapLayout, check_entry
+from .kernel import CompiledKernel, LaunchOptions, TensorMapLayout, c_type, check_entry
 from .nvrtc import OPTIONS, Nvrtc, find_nvrtc, require_nvrtc
 
 _FORMAT = 3

@@ -18,8 +18,7 @@ from importlib.resources import files
 import numpy as np
 import tvm_ffi
 
-from .abi import c_type, is_tensor_map, tensor_map_rank
-from .kernel import CompiledKernel, TensorMapLayout
+from .kernel import CompiledKernel, TensorMapLayout, c_type, is_tensor_map, tensor_map_rank
 
 _BYTES_PER_LINE = 64
 

@@ -1,15 +1,18 @@
-"""The tensors of a PrimFunc that launches kernels."""
+"""The tensors of a PrimFunc that launches kernels, and which workspaces are the same memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from tvm import relax
+import tvm
+from tvm import ir, relax, tirx
 
 from ..errors import KernelError
 from .arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
+from .branches import Branch
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,16 @@ class Memory:
     ----------
     outputs : sequence of TensorType
         What a call returns.
-    rooms : sequence of (Workspace, sequence of Workspace)
+    shared : sequence of (Workspace, sequence of Workspace)
         Memory that several workspaces share; the others have their own.
     """
 
     def __init__(
         self,
         outputs: Sequence[relax.TensorType],
-        rooms: Sequence[tuple[Workspace, Sequence[Workspace]]] = (),
+        shared: Sequence[tuple[Workspace, Sequence[Workspace]]] = (),
     ):
-        self.outputs, self.rooms = outputs, rooms
+        self.outputs, self.shared = outputs, shared
         self.inputs: list[relax.Expr] = []
         self.workspaces: list[Workspace] = []
         self.in_place: dict[int, int] = {}
@@ -50,9 +53,9 @@ class Memory:
             self.add(value.tensor)
             self.in_place[value.index] = self._input(value.tensor)
         elif isinstance(value, Workspace):
-            room = self._room(value)
-            if not any(w is room for w in self.workspaces):
-                self.workspaces.append(room)
+            memory = self._memory_of(value)
+            if not any(w is memory for w in self.workspaces):
+                self.workspaces.append(memory)
         elif is_tensor(value) and self._input(value) < 0:
             if not isinstance(value.ty.shape, relax.ShapeExpr):
                 raise KernelError(f"{value} has no known shape: R.match_cast gives it one")
@@ -61,9 +64,9 @@ class Memory:
     def _input(self, tensor: relax.Expr) -> int:
         return next((i for i, t in enumerate(self.inputs) if t.same_as(tensor)), -1)
 
-    def _room(self, value: Workspace) -> Workspace:
+    def _memory_of(self, value: Workspace) -> Workspace:
         """Return the memory of a workspace."""
-        return next((r for r, inside in self.rooms if any(w is value for w in inside)), value)
+        return next((r for r, inside in self.shared if any(w is value for w in inside)), value)
 
     def layout_of(self, value: TensorMap) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the sizes and strides of a tensor map."""
@@ -86,9 +89,9 @@ class Memory:
             ty = self.outputs[value.index]
             return Buffer(f"out{value.index}", tuple(ty.shape.values), str(ty.dtype))
         if isinstance(value, Workspace):
-            room = self._room(value)
-            index = next(i for i, w in enumerate(self.workspaces) if w is room)
-            return Buffer(f"workspace{index}", tuple(room.shape), room.dtype)
+            memory = self._memory_of(value)
+            index = next(i for i, w in enumerate(self.workspaces) if w is memory)
+            return Buffer(f"workspace{index}", tuple(memory.shape), memory.dtype)
         return self.read()[self._input(value)] if is_tensor(value) else None
 
     def read(self) -> list[Buffer]:
@@ -102,3 +105,61 @@ class Memory:
         """Return the parameters behind the numbers: outputs not in place, then workspaces."""
         fresh = [Out(i) for i in range(len(self.outputs)) if i not in self.in_place]
         return [b for v in (*fresh, *self.workspaces) if (b := self.buffer_of(v)) is not None]
+
+
+def shared_workspaces(branches: Sequence[Branch]) -> list[tuple[Workspace, list[Workspace]]]:
+    """Return memory for the workspaces of some branches, and which workspaces are in it.
+
+    A call runs one branch, so workspaces of the same elements that are in no branch together are
+    the same memory, as much as the largest needs.
+    """
+    used = [_workspaces(branch) for branch in branches]
+    groups: list[list[Workspace]] = []
+    for space in _distinct([w for found in used for w in found]):
+        together = [w for found in used if _has(found, space) for w in found]
+        fitting = (
+            group
+            for group in groups
+            if group[0].dtype == space.dtype and not any(_has(together, w) for w in group)
+        )
+        group = next(fitting, None)
+        if group is None:
+            groups.append([space])
+        else:
+            group.append(space)
+    return [(_largest(group), group) for group in groups]
+
+
+def _workspaces(branch: Branch) -> list[Workspace]:
+    found = (_memory(value) for launch in branch.launches for value in launch.args)
+    return _distinct([value for value in found if isinstance(value, Workspace)])
+
+
+def _memory(value: Any) -> Any:
+    """Return what an argument is a part or a map of."""
+    return _memory(value.of) if isinstance(value, TensorMap | Part) else value
+
+
+def _has(found: Sequence[Workspace], space: Workspace) -> bool:
+    """Tell whether a workspace is among some; equal ones are not the same."""
+    return any(w is space for w in found)
+
+
+def _distinct(found: Sequence[Workspace]) -> list[Workspace]:
+    return list({id(w): w for w in found}.values())
+
+
+def _largest(group: Sequence[Workspace]) -> Workspace:
+    """Return a workspace that holds each of some, of the same shape if they have one."""
+    if len(group) == 1:
+        return group[0]
+    analyzer = tvm.sym.Analyzer()
+    most, *rest = (_elements(w) for w in group)
+    for count in rest:
+        most = tirx.max(most, count)
+    return Workspace((analyzer.simplify(most),), group[0].dtype)
+
+
+def _elements(space: Workspace) -> ir.Expr:
+    count: ir.Expr = prod(space.shape, start=tirx.IntImm("int64", 1))
+    return count

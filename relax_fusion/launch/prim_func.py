@@ -26,10 +26,8 @@ from tvm import ir, relax, tirx
 
 from .arguments import TensorMap, Workspace, is_number
 from .body import write
-from .branches import Branch, every_launch
-from .memory import Memory
-from .mixed import Others, with_others
-from .rooms import rooms_of
+from .branches import Branch, Others, every_launch, with_others
+from .memory import Memory, shared_workspaces
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class ExternFunc:
 
         Where none does, `others`; without them the last branch, in any case.
         """
-        memory = Memory(outputs, rooms_of(branches))
+        memory = Memory(outputs, shared_workspaces(branches))
         for value in others.inputs if others is not None else ():
             memory.add(value)
         for launch in every_launch(branches):

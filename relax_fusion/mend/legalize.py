@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import isfinite
 from typing import Any
 
-from tvm import ir, relax, te
+from tvm import ir, relax, te, topi
 
 from ..compute.activations import activate
 from .attention import legalize_attention
-from .full import legalize_full
 from .norms import legalize_group_norm, legalize_layer_norm
+
+
+def legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Fill a tensor; of a number that is not finite TVM's own looks for text in a dtype."""
+    like, value = call.args
+    shape = like if isinstance(like, relax.ShapeExpr) else like.ty.shape
+    number = value.value.numpy().item() if isinstance(value, ir.GenericConst) else 0
+    if isfinite(number) or not isinstance(shape, relax.ShapeExpr):
+        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+    made = (shape.values, call.ty.dtype, number)
+    return bb.call_te(topi.cpp.full, *made, primfunc_name_hint="full")
 
 
 def _activation(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -11,6 +11,6 @@ Afterwards MLC-LLM's ``compile`` runs our pipeline in the place of its own;
 """
 
 from .installation import install, uninstall
-from .libraries import AbsentLibraryWarning
+from .package import AbsentLibraryWarning
 
 __all__ = ["AbsentLibraryWarning", "install", "uninstall"]

@@ -10,8 +10,7 @@ from tvm.relax.pipeline import PIPELINE_MAP
 
 from ..errors import PipelineError
 from ..options import make_options
-from .libraries import LIBRARIES, available
-from .package import NAME, load, options
+from .package import LIBRARIES, NAME, available, load, options
 from .phases import make_pipeline
 
 ANY = "h200"

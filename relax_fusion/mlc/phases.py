@@ -28,7 +28,7 @@ from ..pipeline import (
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from ..transforms.workspaces import LiftWorkspaces
-from .libraries import LIBRARIES, available
+from .package import LIBRARIES, available
 from .repairs import (
     NumberFirstExperts,
     RunThreadsInTurn,

@@ -7,8 +7,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from .config import BertConfig
-from .layers import Embedding, activation, attention, slice_rows
-from .recipes import Recipe
+from .layers import Embedding, Recipe, activation, attention, slice_rows
 
 
 class BertAttention(nn.Module):

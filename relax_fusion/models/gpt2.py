@@ -12,13 +12,13 @@ from . import kv_cache
 from .config import GPT2Config
 from .layers import (
     Embedding,
+    Recipe,
     activation,
     attention,
     last_position,
     project_to_vocabulary,
     slice_rows,
 )
-from .recipes import Recipe
 
 
 class GPT2Attention(nn.Module):

@@ -6,8 +6,10 @@ Everything here emits plain Relax operators, because those are what the fusing p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from tvm import relax, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -168,3 +170,25 @@ def attention(
 def project_to_vocabulary(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply by an embedding matrix ``[vocab, width]`` transposed; float32 logits."""
     return op.matmul(x, op.permute_dims(weight), out_dtype="float32")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Source of one parameter.
+
+    Parameters
+    ----------
+    names : tuple[str, ...]
+        Checkpoint tensors, concatenated along axis 0.
+    rows : tuple[int, ...]
+        Rows of each, where there are several.
+    transpose : bool
+        Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be turned.
+    compute : Callable[[], numpy.ndarray], optional
+        Makes a parameter that no checkpoint holds; ``names`` is then empty.
+    """
+
+    names: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    transpose: bool = False
+    compute: Callable[[], np.ndarray] | None = None

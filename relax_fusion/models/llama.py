@@ -15,6 +15,7 @@ from .config import LlamaConfig
 from .layers import (
     Embedding,
     OffsetRMSNorm,
+    Recipe,
     activation,
     attention,
     capped_attention,
@@ -23,7 +24,6 @@ from .layers import (
     slice_rows,
     soft_capped,
 )
-from .recipes import Recipe
 from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
 
 

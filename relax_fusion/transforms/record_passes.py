@@ -5,17 +5,56 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import tvm_ffi
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.ir.transform import Pass
 
 from ..report.passes import FunctionChange, PassRecord
-from ..report.text_changes import Hunk, added, changes, shortened
-from .function_text import FunctionText, function_text, kind_of
+from ..report.text_changes import Hunk, Kind, added, changes, shortened
 from .running import name_of, run_pass
+
+
+@dataclass(frozen=True)
+class FunctionText:
+    """A function as text.
+
+    Parameters
+    ----------
+    kind : {"graph", "kernel", "other"}
+        ``graph`` of a Relax function, ``kernel`` of a PrimFunc, ``other`` of what is elsewhere.
+    lines : tuple of str
+        TVMScript; constants are left out of it.
+    bindings : int
+        Of a Relax function: how many values it names.
+    """
+
+    kind: Kind
+    lines: tuple[str, ...]
+    bindings: int = 0
+
+
+def kind_of(func: ir.BaseFunc) -> Kind:
+    """Return what a function is: ``graph``, ``kernel`` or ``other``."""
+    if isinstance(func, relax.Function):
+        return "graph"
+    return "kernel" if isinstance(func, tirx.PrimFunc) else "other"
+
+
+def function_text(func: ir.BaseFunc) -> FunctionText:
+    """Return the text of a function, without the printer's remarks about imports."""
+    lines = func.script(show_meta=False).splitlines()
+    kept = [line for line in lines if line and not line.startswith("# ")]
+    return FunctionText(kind_of(func), tuple(kept), _bindings(func))
+
+
+def _bindings(func: ir.BaseFunc) -> int:
+    body = func.body if isinstance(func, relax.Function) else None
+    blocks = body.blocks if isinstance(body, relax.SeqExpr) else ()
+    return sum(len(block.bindings) for block in blocks)
+
 
 _KINDS = ("graph", "kernel", "other")
 

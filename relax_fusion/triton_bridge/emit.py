@@ -20,9 +20,8 @@ from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
-from ..launch.branches import Branch, Launch
+from ..launch.branches import Branch, Launch, Others
 from ..launch.cuda_source import source_compiler
-from ..launch.mixed import Others
 from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call

@@ -8,7 +8,6 @@ import tvm
 from tvm import relax
 
 import relax_fusion
-from relax_fusion import make_target
 from relax_fusion.mend.unaligned_arguments import checked
 from relax_fusion.mend.unaligned_arguments import unaligned as unaligned_function
 from relax_fusion.workload.reference import numpy_dtype
@@ -63,16 +62,3 @@ def test_a_check_of_addresses() -> None:
             message = f"twice: argument {name} begins at an address that is no multiple of 16 bytes"
             with pytest.raises(ValueError, match=message):
                 run(unaligned(x, at[0]), unaligned(y, at[1]))
-
-
-def test_no_aligned_instruction() -> None:
-    """TVM's own module has them: a later one, without them, would need no pass."""
-    mod = tvm.script.from_source(LINES.format("float32"))
-
-    def widest(built: relax.VMExecutable) -> bool:
-        text = next(m for m in built.mod.imports if m.kind == "llvm").inspect_source("ll")
-        return "align 64" in text
-
-    target = make_target("llvm")
-    assert widest(tvm.compile(mod, target))
-    assert not widest(relax_fusion.build(mod, target))

@@ -15,9 +15,14 @@ import triton.language as tl
 from tvm import relax
 
 from relax_fusion.errors import KernelError
-from relax_fusion.launch.abi import c_type, tensor_map_rank
 from relax_fusion.launch.arguments import Out
-from relax_fusion.launch.kernel import CompiledKernel, LaunchOptions, check_entry
+from relax_fusion.launch.kernel import (
+    CompiledKernel,
+    LaunchOptions,
+    c_type,
+    check_entry,
+    tensor_map_rank,
+)
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 from relax_fusion.triton_bridge.specialize import specialize

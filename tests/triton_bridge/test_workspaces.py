@@ -15,8 +15,8 @@ from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.launch.arguments import Part, TensorMap, Workspace
 from relax_fusion.launch.branches import Branch, Launch
 from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.launch.memory import shared_workspaces
 from relax_fusion.launch.prim_func import ExternFunc
-from relax_fusion.launch.rooms import rooms_of
 from relax_fusion.matching.expressions import substitute, variables_of
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.workload import DynamicDim, MatmulChain, Workload
@@ -35,12 +35,14 @@ def branch(*spaces: object, when: object = True, kernel: CompiledKernel = ADD) -
 
 def shapes(cases: Sequence[Branch]) -> list[tuple[list[str], str]]:
     """Return the sizes and elements of the memory that workspaces are in."""
-    return [([str(d) for d in room.shape], room.dtype) for room, _ in rooms_of(cases)]
+    return [
+        ([str(d) for d in shared.shape], shared.dtype) for shared, _ in shared_workspaces(cases)
+    ]
 
 
 def test_those_of_one_branch_are_apart() -> None:
     a, b = Workspace((8,)), Workspace((8,))
-    assert [inside for _, inside in rooms_of([branch(a, b, a)])] == [[a], [b]]
+    assert [inside for _, inside in shared_workspaces([branch(a, b, a)])] == [[a], [b]]
 
 
 def test_those_of_different_branches_are_the_same() -> None:
@@ -56,13 +58,13 @@ def test_of_equal_elements_only() -> None:
 def test_a_third_branch_may_keep_two_apart() -> None:
     a, b, c = Workspace((8,)), Workspace((16,)), Workspace((32,))
     cases = [branch(a, when=N < 2), branch(b, when=N < 3), branch(a, b, when=N < 4), branch(c)]
-    assert [inside for _, inside in rooms_of(cases)] == [[a, c], [b]]
+    assert [inside for _, inside in shared_workspaces(cases)] == [[a, c], [b]]
 
 
 def test_parts_and_maps_count() -> None:
     a, b = Workspace((8, 64), "float16"), Workspace((16, 64), "float16")
     cases = [branch(Part(a, 64), when=N < 4), branch(TensorMap(Part(b, 128), (8, 64)))]
-    (found,) = rooms_of(cases)
+    (found,) = shared_workspaces(cases)
     assert found[1] == [a, b]
 
 
