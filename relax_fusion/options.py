@@ -111,7 +111,7 @@ class PipelineOptions:
         Linked into the library.
     debug_dump : Path, optional
         Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``, for
-        ``passes.json`` and ``index.html`` (what each pass changed), and for ``report.html``.
+        ``passes.json`` (what each pass changed), and for ``report.json``.
     dump_functions, dump_phases : tuple of str
         What is dumped: functions, with those that they call, and phases, by what their files have
         behind ``debug-phase``, or ``final``; all by default.
@@ -296,7 +296,7 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
     for name in ("debug_dump", "database"):
         if isinstance(given.get(name), str | os.PathLike):
             given[name] = Path(given[name])
-    if "debug_dump" in given:  # a page of the report is written beside the modules
+    if "debug_dump" in given:  # the report is written beside the modules
         given.setdefault("report", Report())
     bounds = given.get("variable_bounds")
     if isinstance(bounds, Mapping):

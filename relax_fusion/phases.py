@@ -12,7 +12,7 @@ from .launch.cuda_source import source_compiler
 from .matching.remembered import remembered
 from .options import PipelineOptions, choices, dumped
 from .recovery import recovered
-from .transforms.debug_dump import paged, phase_runner
+from .transforms.debug_dump import phase_runner, reported
 from .transforms.running import CALLER, as_themselves, enter, no_cycles_collected
 
 Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
@@ -20,7 +20,7 @@ Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
 
 
 def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
-    """Return a pass that runs phases in turn, and dumps the module and ``report.html``, if asked.
+    """Return a pass that runs phases in turn, and dumps the module and the report, if asked.
 
     Parameters
     ----------
@@ -42,8 +42,8 @@ def run_once(options: PipelineOptions, phases: Sequence[Phase], mod: ir.IRModule
     """Run phases in turn; where one fails, raise."""
     target, wanted = options.target, dumped(options, [file for file, *_ in phases])
     dump = phase_runner(wanted, mod, choices(options))
-    page = paged(options.report, target, options.fuse.backend, options.debug_dump)
-    with page, target, no_cycles_collected(), remembered(), source_compiler(), dump as perform:
+    report = reported(options.report, target, options.fuse.backend, options.debug_dump)
+    with report, target, no_cycles_collected(), remembered(), source_compiler(), dump as perform:
         for file, phase, doing in phases:
             if options.progress is not None:
                 enter(CALLER)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import ast
 import json
-import multiprocessing
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tvm.script import ir as I
 
 import relax_fusion
 from relax_fusion.cli import main
-from relax_fusion.cli.traffic import read_traffic, write_traffic
 from relax_fusion.errors import DatabaseError
 from relax_fusion.estimator.database import Database
 from relax_fusion.files import write_file
 from relax_fusion.report import Report
-from relax_fusion.transforms.debug_dump import Wanted, phase_runner, write_page
+from relax_fusion.transforms.debug_dump import Wanted, phase_runner, reported
 
 ROOT = Path(relax_fusion.__file__).parent
 PLACES: dict[str, Callable[[Path, Path], object]] = {
@@ -55,10 +52,15 @@ def dump(directory: Path) -> None:
         run("debug-phase0.py", "t", [], Nothing)
 
 
+def written(directory: Path) -> None:
+    with reported(Report(), relax_fusion.make_target("llvm"), "tir", directory):
+        pass
+
+
 WRITERS: list[tuple[Callable[[Path], object], str]] = [
     (inspect, "index.html"),
-    *((dump, name) for name in ("debug-phase0.py", "passes.json", "index.html")),
-    (lambda directory: write_page(Report(), directory), "report.html"),
+    *((dump, name) for name in ("debug-phase0.py", "passes.json")),
+    (written, "report.json"),
     (lambda directory: write_file(directory / "record.json", "{}"), "record.json"),
 ]
 
@@ -124,25 +126,6 @@ def test_a_file_stays_as_it_was_or_is_replaced(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(IsADirectoryError):
         write_file(tmp_path / "directory", "after")
     assert file.read_text() == "a\\udcff" and len(list(tmp_path.iterdir())) == 2
-
-
-def record(file: str, runs: int) -> None:
-    met = [{"sizes": {"n": 1}, "calls": 1}]
-    for _ in range(runs):
-        write_traffic(file, "tiny", SimpleNamespace(to_record=lambda: {"main": met}))
-
-
-def test_processes_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "record.json"
-    forked = multiprocessing.get_context("fork")
-    processes = [forked.Process(target=record, args=(str(file), 25)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert read_traffic(file).functions["main"][0].calls == 100
-    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("text", ["my only line", '{"a": 1}', "x" * 2**21, '{"form'])

@@ -24,6 +24,7 @@ FLOORS = (
         *("models", "frontends", "mlc", "tuning", "timing"),
     ),
     ("cli",),
+    ("studio",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 SIBLINGS = FLOORS[2]
@@ -151,7 +152,7 @@ def not_downwards(path: Path) -> list[str]:
         if there == here:
             continue
         if there == "__init__" or there == "__version__":
-            wrong += [] if FLOOR_OF[here] == 4 else [f"line {line}: imports the whole package"]
+            wrong += [] if FLOOR_OF[here] >= 4 else [f"line {line}: imports the whole package"]
         elif name == "relax_fusion.hardware.target" and FLOOR_OF[here] == 0:
             wrong.append(f"line {line}: floor 0 imports {name}, which imports TVM")
         elif there not in FLOOR_OF:
@@ -174,6 +175,7 @@ def test_the_checks_see_what_they_must(tmp_path: Path, monkeypatch: pytest.Monke
         "estimator/cost.py": "from ..hardware.target import device_of\n",
         "matching/rope.py": "def f():\n    from ..pipeline import PHASES\n",
         "report/text.py": "from .. import cli\n",
+        "cli/compile.py": "from ..studio import report_html\n",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

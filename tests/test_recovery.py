@@ -18,6 +18,7 @@ from relax_fusion.dlight_rules import fused
 from relax_fusion.options import make_options
 from relax_fusion.passes import PATTERNS
 from relax_fusion.pipeline import relax_fusion_pipeline
+from relax_fusion.studio import report_html
 from relax_fusion.transforms import report_leftovers
 
 from .support.chains import Chain, module
@@ -105,7 +106,7 @@ def test_a_pass_that_fails_or_has_others_fail_is_left_out(
     assert_runs(made)
     (left,) = report.left_out
     assert left.name == "Broken" and where in left.where and error in left.error
-    assert left.error in report.text() and left.name in report.to_html()
+    assert left.error in report.text() and left.name in report_html(report)
     for name in ("decisions", "leftovers", "launches", "schedules"):
         assert len(getattr(report, name)) == len(getattr(wanted, name)), name
     assert report.material.after == wanted.material.after

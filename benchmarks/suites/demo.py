@@ -17,8 +17,8 @@ from benchmarks.report import Entry, Verdict
 from benchmarks.suite import Suite
 from relax_fusion import host_target, models
 from relax_fusion.cli.build import build, build_default
-from relax_fusion.cli.measure import Plan, Run, measure
 from relax_fusion.estimator import format_seconds
+from relax_fusion.studio.measure import Plan, Run, measure
 from relax_fusion.timing import in_turn, seconds
 
 GOALS = {"decode": 1.5, "prefill": 10.0}

@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from importlib import import_module
 
 from ..errors import RelaxFusionError
 from .console import CliError, Console, tell
+from .named import named
 from .parser import make_parser
 
 __all__ = ["main"]
@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # What TVM prints, of a ROCm that it does not find, is no result.
         with console.listening(), redirect_stdout(io.StringIO()):
-            module, function = args.handler.split(":")
             with _torch_left_out(words):
-                handler = getattr(import_module(module, __package__), function)
-            return handler(args, console)
+                handler = named(args.handler)
+            code: int = handler(args, console)
+            return code
     except KeyboardInterrupt:  # where no `relax_fusion_command` watches over the process
         return _failed("interrupted", 130, show_traceback=False)
     except BrokenPipeError:

@@ -14,13 +14,11 @@ from tvm import relax
 
 from ..frontends import Signature
 from ..models import random_weights
-from ..models.recording import Callables, Recorder
 from .arrays import check_new, read_inputs, write_outputs
 from .build import FOREIGN_ERRORS
 from .console import CliError, Console, first_line
 from .library import device_for, load_library
 from .manifest import MANIFEST, PARAMS, Manifest, check_files, exported_again, stored_weights
-from .traffic import check_record, write_traffic
 
 
 def call_command(args: argparse.Namespace, console: Console, manifest: Manifest) -> int:
@@ -30,15 +28,11 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
         raise CliError(f"{directory / MANIFEST} is damaged: it says no inputs of {manifest.source}")
     out = None if args.output is None else check_new(args.output)
     arrays = read_inputs(args.inputs or (), signature)
-    check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    machine: Callables = relax.VirtualMachine(load_library(directory, manifest), device)
+    machine = relax.VirtualMachine(load_library(directory, manifest), device)
     name = manifest.functions[0]
-    recorder = Recorder.of_shapes({name: [spec.shape or () for spec in signature.inputs]})
-    if args.record is not None:
-        machine = recorder.watched(machine)
     weights = [
         tvm.runtime.tensor(w, device) for w in weights_of(directory, manifest, args.seed or 0)
     ]
@@ -52,8 +46,6 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
     except FOREIGN_ERRORS as err:
         raise CliError(f"{manifest.source} cannot take these inputs: {first_line(err)}") from err
     seconds = time.perf_counter() - start
-    if args.record is not None:
-        write_traffic(args.record, manifest.source, recorder)
     outputs = _named(results, signature)
     if out is not None:
         write_outputs(out, outputs)

@@ -13,19 +13,19 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ..files import write_file
 from ..hardware.target import device_of
 from ..report import Report
-from ..transforms.debug_dump import PAGE, write_page
-from ..validation import read_json
+from ..report.record import record_of
+from ..transforms.debug_dump import REPORT
+from ..validation import json_text, read_json
 from .artifact import check_output, place, staged
 from .build import build, cuda_kernels, guarded, require_linker
-from .compilation import write_report
 from .console import CliError, Console
 from .explain import left_text, summary
 from .manifest import (
     LIBRARY,
     PARAMS,
-    REPORT,
     TOKENIZER,
     Compiled,
     Manifest,
@@ -87,12 +87,9 @@ def compile_to(
         kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
         told = {**_facts(compiled), "device": device, "options": asked(args)}
-        write_report(stage / REPORT, told, report)
-        console.step(f"writing {PAGE}")
-        if args.debug_dump is None:
-            write_page(report, stage)
-        else:
-            shutil.copyfile(Path(args.debug_dump) / PAGE, stage / PAGE)
+        console.step(f"writing {REPORT}")
+        record = {**record_of(report, sources=True), **told}
+        write_file(stage / REPORT, json_text(record) + "\n")
         console.step("writing the manifest")
         kept = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
         manifest = Manifest(**kept, parameters=parameters(exported), files=file_sums(stage))

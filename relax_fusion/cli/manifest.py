@@ -20,7 +20,6 @@ from ..files import read_file, write_file
 from ..frontends import ImportedModel, Signature, TensorSpec
 from ..models import BertConfig, ExportedModel, config_from_dict, export
 from ..models.export import LENGTH
-from ..transforms.debug_dump import PAGE
 from ..validation import Count, Natural, read_json, shown
 from .build import FOREIGN_ERRORS
 from .console import CliError
@@ -28,10 +27,9 @@ from .console import CliError
 LIBRARY = "lib.so"
 PARAMS = "params.safetensors"
 TOKENIZER = "tokenizer.json"
-REPORT = "report.json"
 MANIFEST = "manifest.json"
-FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json", "report.html"]
-FORMAT = 5
+FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json"]
+FORMAT = 6
 """Raised when an older `run` could not read what `compile` writes."""
 
 Weights = Literal["file", "random", "none"]
@@ -134,7 +132,7 @@ class Manifest(Compiled):
 
     parameters: tuple[Parameter, ...]
     files: dict[FileName, FileSum]
-    format: Literal[5] = 5
+    format: Literal[6] = 6
 
 
 def versions() -> Versions:
@@ -229,8 +227,6 @@ def check_files(directory: Path, manifest: Manifest, *, also_weights: bool = Fal
     """
     for name, entry in manifest.files.items():
         file = directory / name
-        if name == PAGE and not (also_weights and file.is_file()):
-            continue  # nothing reads it
         if not file.is_file():
             raise CliError(f"{file} is missing; compile the model again")
         size = file.stat().st_size

@@ -62,8 +62,8 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
         "--debug-dump",
         type=path,
         metavar="DIR",
-        help="write the module after each phase as TVMScript, index.html (what each pass changed), "
-        "and report.html",
+        help="write the module after each phase as TVMScript, passes.json (what each pass changed) "
+        "and report.json; `inspect DIR` makes pages of them",
     )
     parser.add_argument(
         "--dump-functions",

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..files import write_file
-from ..transforms.debug_dump import PAGE
+from ..transforms.debug_dump import REPORT
 from .console import CliError, Console
-from .manifest import LIBRARY, MANIFEST, PARAMS, REPORT, TOKENIZER
+from .manifest import LIBRARY, MANIFEST, PARAMS, TOKENIZER
 
-_READ = (MANIFEST, REPORT, LIBRARY, PARAMS, TOKENIZER, PAGE, "config.json")
+_READ = (MANIFEST, REPORT, LIBRARY, PARAMS, TOKENIZER, "config.json")
 """What compiled directories and models have, beside checkpoints."""
 
 _CHECKPOINTS = (".safetensors", ".safetensors.index.json")

@@ -9,10 +9,9 @@ from typing import NoReturn
 from .. import __version__
 from ..validation import printable
 from .argument_types import natural, path, positive, token_ids
-from .bench.arguments import add_bench
 from .choices import PLANS
 from .model_arguments import Commands, add_dump, add_measured, add_model_arguments, command
-from .study_parsers import add_diff, add_inspect, add_workloads
+from .studio_parsers import add_bench, add_diff, add_inspect, add_workloads
 
 EXAMPLES = """\
 examples:
@@ -31,7 +30,7 @@ examples:
   relax-fusion workloads llama-3.1-8b --seq 128..4096 --on h100,a100,rtx4090
                                                        its matmuls, and their time on each device
   relax-fusion diff old.cpu new.cpu                    what changed between two compilations
-  relax-fusion inspect dump                            the page of what --debug-dump wrote
+  relax-fusion inspect my-llama.cpu                    its page for a browser, report.html
   relax-fusion compile encoder.onnx --bound batch=8 -o encoder.cpu
   relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
 """
@@ -79,7 +78,7 @@ def _add_demo(commands: Commands) -> None:
     parser = command(
         commands,
         "demo",
-        ".demo:demo_command",
+        "..studio.demo:demo_command",
         "compile a small LLaMA and GPT-2 with TVM's pipeline and with ours, and compare",
         "Takes less than a minute on 2 cores; needs no network, checkpoint or GPU. Weights are "
         "random. The exit code is 1 if the outputs disagree.",
@@ -93,8 +92,8 @@ def _add_compile(commands: Commands) -> None:
         "compile",
         ".compile:compile_command",
         "compile a model to a directory that `run` and TVM can load",
-        "OUT gets lib.so, manifest.json, report.json and report.html (what was fused and why, for "
-        "`diff` and for a browser) and, where SRC has them, params.safetensors and tokenizer.json. "
+        "OUT gets lib.so, manifest.json, report.json (what was fused and why, for `diff` and "
+        "`inspect`) and, where SRC has them, params.safetensors and tokenizer.json. "
         "It appears when everything is written, or not at all. What a killed compilation left "
         "beside it (.OUT.*.part) is removed by the next one.",
     )
@@ -190,13 +189,6 @@ def _add_run(commands: Commands) -> None:
         help="of a prompt (default: 16)",
     )
     parser.add_argument(
-        "--record",
-        type=path,
-        metavar="FILE",
-        help="write how often each function was called with which sizes, for `workloads --record`; "
-        "calls are added to those of a FILE that is there",
-    )
-    parser.add_argument(
         "--seed",
         type=natural,
         metavar="N",
@@ -212,6 +204,7 @@ def _add_explain(commands: Commands) -> None:
         "say what would be fused, with which tiles and predicted times, and why not the rest",
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
+    parser.set_defaults(page="..studio.report_page:report_html")
     add_model_arguments(parser)
     add_measured(parser)
     parser.add_argument(
@@ -233,7 +226,8 @@ def _add_explain(commands: Commands) -> None:
         "--html",
         type=path,
         metavar="FILE",
-        help="write one page for a browser as well, which needs no network: graphs, candidates, "
-        "rooflines, what was declined and what it costs; a FILE that exists is replaced",
+        help="write one page for a browser as well, which needs no network: chains with their "
+        "plans and times, what was not fused and why, graphs, kernels; a FILE that exists is "
+        "replaced",
     )
     add_dump(parser)

@@ -22,7 +22,6 @@ from ..models import (
     config_from_dict,
     random_weights,
 )
-from ..models.recording import Recorder
 from ..models.threads import use_all_cores
 from ..validation import shown
 from .call import call_command
@@ -38,7 +37,6 @@ from .manifest import (
     stored_weights,
     versions,
 )
-from .traffic import check_record, write_traffic
 
 
 @dataclass(frozen=True)
@@ -95,15 +93,12 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
     _check_prompt(prompt, config.vocab_size)
     _check_room(len(prompt), new, manifest)
-    check_record(args.record, manifest.source)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    generator, recorder = _generator(directory, manifest, device, args)
+    generator = _generator(directory, manifest, device, args)
     console.step("generating")
     timing = _generate(generator, prompt, new, config.end_tokens)
-    if recorder is not None:
-        write_traffic(args.record, manifest.source, recorder)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 
@@ -182,8 +177,8 @@ def _asked(call: Callable[[], Any], failed: str) -> Any:
 
 def _generator(
     directory: Path, manifest: Manifest, device: tvm.runtime.Device, args: argparse.Namespace
-) -> tuple[Generator, Recorder | None]:
-    """Load a decoder, and what counts the sizes of its calls if that was asked for."""
+) -> Generator:
+    """Load a decoder."""
     library = load_library(directory, manifest)
     exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
@@ -191,9 +186,7 @@ def _generator(
         if manifest.weights == "file"
         else random_weights(exported, args.seed or 0)
     )
-    watch = args.record is not None
-    recorder = Recorder.of_module(exported.mod, exported.functions) if watch else None
-    return Generator(library, exported, weights, device, recorder=recorder), recorder
+    return Generator(library, exported, weights, device)
 
 
 def _generate(

@@ -1,9 +1,5 @@
-"""What a model multiplies: every matmul and attention, its sizes, and what it should cost.
+"""Passes that record for a report what each function multiplies, its graph and its kernels.
 
-Fused chains, and what was left, become items of a report; bytes, operations and predicted times
-follow from these.
+Fused chains, and what was left, become items of the report; bytes, operations and predicted times
+follow from these (`relax_fusion.report.costs`).
 """
-
-from .costs import FunctionCost, ItemCost, function_cost
-
-__all__ = ["FunctionCost", "ItemCost", "function_cost"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,6 @@ from ..report.sizes import Extent
 from ..transforms.modules import functions_of
 from ..transforms.record_launches import KERNELS, OUTSIDE
 from ..workload.graph import Graph
-from ..workload.json import to_json
 from .callers import seen_from_caller, sizes_in_call
 from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
@@ -204,8 +202,8 @@ def _fused(function: str, var: relax.Var, call: relax.Call, decision: Decision) 
         products=products_of(work, dims),
         where=var.name,
         kernel=decision.kernel,
-        workload=json.dumps(json.loads(to_json(work))),
         dims=tuple(dims.items()),
+        work=work,
     )
 
 

@@ -12,7 +12,6 @@ from ..validation import MAX_INT32, plain, shown
 from .config import BertConfig
 from .errors import ContextOverflowError, InputError, ModelError
 from .export import ExportedModel
-from .recording import Callables, Recorder
 from .session_checks import array, check_exported, checked_device, checked_weight, finite, machine
 from .threads import use_all_cores
 
@@ -26,14 +25,10 @@ class _Runner:
         exported: ExportedModel,
         weights: Iterable[np.ndarray],
         device: tvm.runtime.Device | None,
-        recorder: Recorder | None = None,
     ) -> None:
         self.device = checked_device(device)
         self.exported = exported
         self.machine = machine(compiled, exported, self.device)
-        self._vm: Callables = self.machine
-        if recorder is not None:
-            self._vm = recorder.watched(self._vm)
         self._params: list[tvm.runtime.Tensor] = []
         if not isinstance(weights, Iterable):
             raise InputError(f"weights is {shown(weights)}; must be NumPy arrays, in order")
@@ -79,8 +74,6 @@ class Generator(_Runner):
         Where to run; the CPU by default.
     batch : int, optional
         Number of sequences, where the module was exported with a symbolic batch.
-    recorder : Recorder, optional
-        Counts the sizes of calls.
     """
 
     def __init__(
@@ -90,7 +83,6 @@ class Generator(_Runner):
         weights: Iterable[np.ndarray],
         device: tvm.runtime.Device | None = None,
         batch: int | None = None,
-        recorder: Recorder | None = None,
     ) -> None:
         batch = plain(batch)
         if batch is not None and (type(batch) is not int or not 1 <= batch <= MAX_INT32):
@@ -98,7 +90,7 @@ class Generator(_Runner):
         check_exported(exported)
         if "decode" not in exported.functions:
             raise ModelError("this model is an encoder; run it with Encoder, not Generator")
-        super().__init__(compiled, exported, weights, device, recorder)
+        super().__init__(compiled, exported, weights, device)
         fixed = exported.batch if isinstance(exported.batch, int) else None
         self.batch = batch if batch is not None else fixed or 1
         if fixed is not None and self.batch != fixed:
@@ -209,7 +201,7 @@ class Generator(_Runner):
         self._check_room(total)
         use_all_cores()
         shape = tvm.runtime.ShapeTuple([total])
-        logits, _ = self._vm[function](self._put(tokens), shape, self._caches, self._params)
+        logits, _ = self.machine[function](self._put(tokens), shape, self._caches, self._params)
         self.length = total
         return finite(logits.numpy()[:, 0])
 
@@ -268,4 +260,4 @@ class Encoder(_Runner):
                 )
         use_all_cores()
         inputs = [self._put(value) for value in (tokens, types, mask)]
-        return self._vm["encode"](*inputs, self._params).numpy()
+        return self.machine["encode"](*inputs, self._params).numpy()

@@ -4,15 +4,8 @@ from .coverage import Coverage, Launches, Leftover
 from .decision import Decision, LeftOut, Scheduling
 from .item import Array, Item, Product
 from .material import FunctionGraph, Material, Node, Source, Text
-from .report import Report, graphs_text
-from .tables import (
-    coverage_table,
-    declined_table,
-    left_out_table,
-    leftovers_table,
-    schedules_table,
-    validation_table,
-)
+from .report import Report
+from .tables import Table
 
 __all__ = [
     "Array",
@@ -29,12 +22,6 @@ __all__ = [
     "Report",
     "Scheduling",
     "Source",
+    "Table",
     "Text",
-    "coverage_table",
-    "declined_table",
-    "graphs_text",
-    "left_out_table",
-    "leftovers_table",
-    "schedules_table",
-    "validation_table",
 ]

@@ -7,15 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, InstanceOf
 
 from ..errors import GraphError, PipelineError
 from ..validation import read_json, shown
 from ..workload import Workload
 from ..workload.dtypes import stored_bytes
-from ..workload.json import from_json
 from .sizes import Extent, Values, names_in, value_of
 
 Kind = Literal["matmul", "attention", "chain", "convolution", "call"]
@@ -89,19 +88,19 @@ class Item:
     products : tuple of Product
         Its matmuls; of an attention scores and values.  Empty where they are not known.
     arrays : tuple of Array
-        What it reads and writes; of a fused chain `workload` says that.
+        What it reads and writes; of a fused chain `work` says that.
     where : str
         The first variable that it defines.
     kernel, reason : str
         Of a fused chain the kernel; of another why it was left.
     count : int
         How often one call of the function does it.
-    workload : str
-        The workload of a fused chain as JSON; empty for others.
     dims : tuple of (str, int or str)
         The workload's dynamic dimensions: the name in its graph, and what it is in the function.
     note : str
         What a reader of the numbers should know.
+    work : Workload, optional
+        What the kernel of a fused chain computes; that of its decision.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
@@ -118,14 +117,9 @@ class Item:
     kernel: str = ""
     reason: str = ""
     count: int = 1
-    workload: str = ""
     dims: tuple[tuple[str, Extent], ...] = ()
     note: str = ""
-
-    @cached_property
-    def work(self) -> Workload | None:
-        """The workload of a fused chain."""
-        return from_json(self.workload) if self.workload else None
+    work: Annotated[Workload | None, InstanceOf()] = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -141,14 +135,8 @@ class Item:
         known = {name: size for name, size in found.items() if size is not None}
         return known if len(known) == len(found) else None
 
-    def check_dims(self) -> None:
-        """Refuse a workload that is none, or whose dynamic dimensions are not all known.
-
-        Raises
-        ------
-        RelaxFusionError
-            If it is one of these.
-        """
+    def _check_dims(self) -> None:
+        """Refuse a workload whose dynamic dimensions are not all known."""
         ranged = self.work.ranged.values() if self.work is not None else ()
         names = {size if isinstance(size, int) else size.name for size in ranged}
         missing = [n for n in names if isinstance(n, str) and n not in dict(self.dims)]
@@ -183,33 +171,36 @@ class Item:
         known = [n for n in each if n is not None]
         return float(sum(known)) if known and len(known) == len(each) else None
 
-    def same(self, other: Item) -> bool:
-        """Tell whether another item is the same work in the same function."""
-        return self.key == other.key
-
     @cached_property
     def key(self) -> Item:
         """The item without its place and count: equal for equal work."""
         return replace(self, where="", count=1)
 
     def to_record(self) -> dict[str, Any]:
-        """Return the fields in lists, dictionaries and what JSON has."""
-        record = asdict(self)
-        record["workload"] = json.loads(self.workload) if self.workload else None
+        """Return the fields in lists, dictionaries and what JSON has, but for `work`."""
+        record = asdict(replace(self, work=None))
+        del record["work"]
         return record
 
     @staticmethod
-    def from_record(record: Mapping[str, Any]) -> Item:
+    def from_record(record: Mapping[str, Any], works: Mapping[str, Workload]) -> Item:
         """Return the item of what `to_record` made.
+
+        Parameters
+        ----------
+        record : mapping
+            Its fields.
+        works : mapping of str to Workload
+            What kernels compute, by their names.
 
         Raises
         ------
-        TypeError, LookupError, PipelineError
+        TypeError, PipelineError
             If it is none.
         """
-        work = record["workload"]
-        text = json.dumps({**record, "workload": json.dumps(work) if work is not None else ""})
-        made: Item = read_json(Item, text, PipelineError, "an item")
+        made: Item = read_json(Item, json.dumps(record), PipelineError, "an item")
+        made = replace(made, work=works.get(made.kernel))
+        made._check_dims()
         return made
 
 

@@ -130,8 +130,6 @@ class Material:
         Each Relax function as the fusing passes met it, and with the kernels that it launches.
     sources : list of Source
         Texts of kernels.
-    seconds : float
-        How long the phases took; a page takes a tenth of it.
     most : dict of str to int
         Largest values of symbolic sizes that nothing in the module tells, such as the length of the
         longest sequence.
@@ -143,5 +141,4 @@ class Material:
     before: list[FunctionGraph] = field(default_factory=list)
     after: list[FunctionGraph] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
-    seconds: float = 0.0
     most: dict[str, int] = field(default_factory=dict)

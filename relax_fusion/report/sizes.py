@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ Extent = int | str
 """A size: a number, or an expression of names such as ``"batch * seq_len"``."""
 
 Values = Mapping[str, int]
+
+BATCHES = ("batch", "batch_size")
+"""These are the names of sizes that count sequences."""
 
 MOST_POINTS = 512
 """Combinations of sizes that are counted for one function."""
@@ -202,6 +205,6 @@ def _combined(ranges: Mapping[str, SizeRange]) -> Iterator[dict[str, int]]:
         yield dict(zip(ranges, values, strict=True))
 
 
-def spread(numbers: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the largest of some numbers; zeros where there are none."""
-    return (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
+def sizes_text(values: Mapping[str, object]) -> str:
+    """Return sizes as ``batch = 1, seq_len = 512``."""
+    return ", ".join(f"{name} = {value}" for name, value in values.items())

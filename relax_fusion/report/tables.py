@@ -1,18 +1,29 @@
-"""Tables of a report: columns of text, and what they say of coverage."""
+"""The tables of a report, which its text and its page show: what was fused, what not, and why."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
+from typing import TypeVar
 
+from ..estimator import AttentionSize, RangePrediction, format_seconds
+from ..estimator.shape import box_sizes
 from ..validation import printable
+from .calls import Call
 from .coverage import Coverage, Leftover
 from .decision import Decision, LeftOut, Scheduling
+from .sizes import sizes_text
+
+WIDTH = 120
+"""A line of a title has so many characters, and one of a narrow table."""
 
 MOST_TILES = 2
-"""A narrow table names so many tiles of a kernel."""
+"""A table names so many tiles of a kernel, unless all are wanted."""
+
+_T = TypeVar("_T")
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
@@ -38,36 +49,149 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def validation_table(decisions: Sequence[Decision]) -> str:
+@dataclass(frozen=True)
+class Table:
+    """Rows under a title.
+
+    Parameters
+    ----------
+    title : str
+        What they tell; empty where their head says it.
+    rows : sequence of sequence of str
+        The first is the head; where it is alone, there is nothing to tell.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+
+    def __bool__(self) -> bool:
+        """Tell whether there is a row below the head."""
+        return len(self.rows) > 1
+
+    def text(self, width: int | None = None) -> str:
+        """Return the title and the rows as text; nothing where there are none."""
+        if not self:
+            return ""
+        told = table(self.rows, width)
+        return "\n".join([*wrap(self.title, WIDTH), "", told]) if self.title else told
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time for people; what is not known is a question mark."""
+    return "?" if seconds is None else format_seconds(seconds)
+
+
+def left_out_table(left: Sequence[LeftOut]) -> Table:
+    """One row for what was left out, with what failed where it was not."""
+    rows = [("left out", "failed in", "with"), *((x.name, x.where, x.error) for x in left)]
+    return Table("", rows)
+
+
+def fused_table(decisions: Sequence[Decision], every: bool = False) -> Table:
+    """One row per kernel and range of the dynamic dimension; equal kernels are counted.
+
+    Unless `every` range is wanted, the first, the middle and the last are told.
+    """
+    counts = Counter((d.function, d.kernel) for d in decisions)
+    first = {(d.function, d.kernel): d for d in reversed(decisions)}
+    rows: list[tuple[str, ...]] = [
+        ("function", "pass", "chain", "calls", "size", "tile", "fused", "unfused", "limited by")
+    ]
+    for key, count in counts.items():
+        decision = first[key]
+        names = (decision.function, decision.pattern, decision.spelling, str(count))
+        ranges = [_range(decision, each) for each in decision.predictions] or [("",) * 5]
+        for cells in ranges if every else _ends(ranges):
+            rows.append((*names, *cells))
+            names = ("",) * 4
+    title = "Fused (predicted seconds of one call, at the size given; unfused: our kernels apart)"
+    return Table(title, rows)
+
+
+def _ends(rows: Sequence[_T]) -> list[_T]:
+    """Return the first, the middle and the last of some rows, as far as there are so many."""
+    return [rows[i] for i in sorted({0, len(rows) // 2, len(rows) - 1})]
+
+
+def _range(decision: Decision, prediction: RangePrediction) -> tuple[str, ...]:
+    """Return size, tile, times and bound of a range."""
+    return (
+        size_text(prediction),
+        tile_text(decision, prediction),
+        prediction.fused_text,
+        format_seconds(prediction.unfused.seconds),
+        prediction.fused.bound,
+    )
+
+
+def tile_text(decision: Decision, prediction: RangePrediction) -> str:
+    """Return the tiles that serve the size of a prediction."""
+    plans, work = decision.plans, decision.workload
+    assert plans is not None and work is not None, "a fused chain has plans and a workload"
+    return plans.plan_for(**box_sizes(work, prediction.size)).text
+
+
+def size_text(prediction: RangePrediction) -> str:
+    """Return the size of a prediction for people."""
+    size = prediction.size
+    if isinstance(size, AttentionSize):
+        batch = f"batch {size.batch}, " if size.batch > 1 else ""
+        return f"{batch}{size.q_len} x {size.kv_len} keys"
+    return "1 row" if size == 1 else f"{size} rows"
+
+
+def validation_table(decisions: Sequence[Decision]) -> Table:
     """One row for what was found out about kernels, with how many of them it holds for."""
     counts = Counter(d.validation for d in decisions if d.validation)
-    if not counts:
-        return ""
-    return table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
+    rows = [("kernels", "validation"), *((str(n), what) for what, n in counts.items())]
+    return Table("", rows)
 
 
-def left_out_table(left: Sequence[LeftOut]) -> str:
-    """One row for what was left out, with what failed where it was not."""
-    if not left:
-        return ""
-    return table([("left out", "failed in", "with"), *((x.name, x.where, x.error) for x in left)])
+def declined_table(decisions: Sequence[Decision], title: str = "Left apart") -> Table:
+    """One row per reason, with how often it was met and where first."""
+    keys = [(d.function, d.pattern, d.spelling or "-", str(d.decline)) for d in decisions]
+    first = {key: d.where for key, d in reversed(list(zip(keys, decisions, strict=True)))}
+    rows: list[tuple[str, ...]] = [("function", "pass", "chain", "times", "first at", "because")]
+    rows += [(*k[:3], str(count), first[k], k[3]) for k, count in Counter(keys).items()]
+    return Table(title, rows)
 
 
-def leftovers_table(leftovers: Sequence[Leftover], width: int | None = None) -> str:
+def leftovers_table(
+    leftovers: Iterable[Leftover], title: str = "Outside of fused kernels"
+) -> Table:
     """One row for what was left for a reason, with how often that was and where first."""
-    if not leftovers:
-        return ""
-    counts = Counter((x.function, x.kind, x.reason) for x in leftovers)
-    first = {(x.function, x.kind, x.reason): x.where for x in reversed(leftovers)}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str, str], str] = {}
+    for x in leftovers:
+        key = (x.function, x.kind, x.reason)
+        counts[key] += 1
+        first.setdefault(key, x.where)
     rows: list[tuple[str, ...]] = [("function", "left", "times", "first", "because")]
     rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
-    return table(rows, width)
+    return Table(title, rows)
 
 
-def coverage_table(coverage: Sequence[Coverage], width: int | None = None) -> str:
+def schedules_table(schedules: Sequence[Scheduling], every: bool = False) -> Table:
+    """One row per rule and tiles, with how many functions it scheduled and the first of them.
+
+    Unless `every` tile is wanted, the first are told, and how many more there are.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for s in schedules:
+        tiles = list(dict.fromkeys(plan.text for _, plan in s.plans.boxes)) if s.plans else []
+        if not every and len(tiles) > MOST_TILES:
+            tiles[MOST_TILES:] = [f"{len(tiles) - MOST_TILES} more"]
+        why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
+        found.setdefault((s.rule or "none", "; ".join(tiles), why), []).append(s.function)
+    rows = [("rule", "functions", "first", "tiles", "could not")]
+    rows += [
+        (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
+    ]
+    return Table("Kernels, by the rule that schedules them", rows)
+
+
+def coverage_table(coverage: Sequence[Coverage]) -> Table:
     """One row per function: chains found of those there are, launches, bytes that are copied."""
-    if not coverage:
-        return ""
     chains = list(dict.fromkeys(name for c in coverage for name in c.chains))
     rows: list[tuple[str, ...]] = [
         ("function", *chains, "launches", "a layer", "copies", "bytes copied", "where")
@@ -75,7 +199,12 @@ def coverage_table(coverage: Sequence[Coverage], width: int | None = None) -> st
     for c in coverage:
         counts = ("{} of {}".format(*c.chains[n]) if n in c.chains else "" for n in chains)
         rows.append((c.function, *counts, *_launched(c)))
-    return table(rows, width)
+    title = (
+        "Coverage (chains in fused kernels, of those there are; launches in all, and until they "
+        "repeat; kernels that only move or cast elements, and the bytes that they read and write "
+        "at the sizes given)"
+    )
+    return Table(title, rows)
 
 
 def _launched(coverage: Coverage) -> tuple[str, ...]:
@@ -87,37 +216,36 @@ def _launched(coverage: Coverage) -> tuple[str, ...]:
         str(coverage.per_layer or ""),
         str(len(launches.copies)),
         f"{coverage.copied:,}",
-        ", ".join(f"{name} = {value}" for name, value in launches.symbols),
+        sizes_text(dict(launches.symbols)),
     )
 
 
-def declined_table(decisions: Sequence[Decision], width: int | None = None) -> str:
-    """One row per reason, with how often it was met and where first."""
-    if not decisions:
-        return ""
-    keys = [(d.function, d.pattern, d.spelling or "-", str(d.decline)) for d in decisions]
-    first = {key: d.where for key, d in reversed(list(zip(keys, decisions, strict=True)))}
-    rows: list[tuple[str, ...]] = [("function", "pass", "chain", "times", "first at", "because")]
-    rows += [(*k[:3], str(count), first[k], k[3]) for k, count in Counter(keys).items()]
-    return table(rows, width)
+def calls_table(calls: Sequence[Call], every: bool = False) -> Table:
+    """One row per function and sizes: the sums of its predictions.
 
-
-def schedules_table(schedules: Sequence[Scheduling], width: int | None = None) -> str:
-    """One row per rule and tiles, with how many functions it scheduled and the first of them.
-
-    Within a `width` only the first tiles are told, and how many more there are.
+    Unless `every` size is wanted, the first, the middle and the last are told.
     """
-    if not schedules:
-        return ""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for s in schedules:
-        tiles = list(dict.fromkeys(plan.text for _, plan in s.plans.boxes)) if s.plans else []
-        if width is not None and len(tiles) > MOST_TILES:
-            tiles[MOST_TILES:] = [f"{len(tiles) - MOST_TILES} more"]
-        why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
-        found.setdefault((s.rule or "none", "; ".join(tiles), why), []).append(s.function)
-    rows = [("rule", "functions", "first", "tiles", "could not")]
-    rows += [
-        (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
+    rows: list[tuple[str, ...]] = [
+        ("function", "sizes", "predicted", "floor", "fused chains", "unfused", "gain over unfused")
     ]
-    return table(rows, width)
+    for name in dict.fromkeys(call.function for call in calls):
+        own = [call for call in calls if call.function == name]
+        for call in own if every else _ends(own):
+            apart, fused, floor = call.unfused_s, call.fused_s, call.floor_s
+            whole = None if floor is None or call.rest_s is None else floor + call.rest_s
+            rows.append(
+                (
+                    name,
+                    sizes_text(call.sizes) or "static",
+                    format_seconds(call.seconds),
+                    seconds_text(whole),
+                    format_seconds(fused),
+                    seconds_text(apart),
+                    f"{apart / fused:.2f}x" if apart is not None and fused else "?",
+                )
+            )
+    title = (
+        "In all (predicted seconds of one call; unfused: the best kernels of ours for the parts of "
+        "the fused chains, launched apart; TVM's default is not predicted: bench measures it)"
+    )
+    return Table(title, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,19 +17,18 @@ from ..estimator.family import Backend
 from ..files import write_file
 from ..hardware.target import device_of
 from ..report import Report
-from ..report.html.dump_page import dump_html
 from ..report.passes import PASSES, DumpRecord, PassRecord, PhaseRecord, passes_text
-from ..validation import shown
+from ..report.record import record_of
+from ..validation import json_text, shown
 from .modules import with_functions
 from .record_passes import PassRecorder, functions_by_name, reached
 from .running import name_of, run_pass
 
-PAGE = "report.html"
-"""What the page of a report is called, beside dumps and libraries."""
+REPORT = "report.json"
+"""The report of a compilation has this name, in dumps and beside libraries."""
 
-INDEX = "index.html"
-"""What the page of a dump is called."""
-
+_PAGES = ("index.html", "report.html")
+"""Pages that are made of a dump."""
 
 _MODULES = (*(f"debug-phase{i}.py" for i in range(6)), "debug-final.py")
 """The modules that dumps have, of our pipeline and of MLC-LLM's."""
@@ -109,9 +107,9 @@ def phase_runner(
         yield dump.run
     except BaseException:
         with suppress(Exception):  # what a pass says is told, and not that its dump failed as well
-            dump.write("")
+            dump.write()
         raise
-    dump.write(PAGE)  # `paged` will write it
+    dump.write()
 
 
 def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
@@ -141,16 +139,16 @@ class DebugDump:
     Raises
     ------
     PipelineError
-        If the module lacks a function that is wanted, if the directory holds a page that no dump
-        wrote, or if a file cannot be removed.
+        If the module lacks a function that is wanted, if the directory holds a report or a page of
+        something else, or if a file cannot be removed.
     """
 
     def __init__(
         self, directory: Path, wanted: Wanted, mod: ir.IRModule, options: Mapping[str, str]
     ):
         wanted.check_functions(mod)
-        _check_pages(directory)
-        for name in (*_MODULES, PASSES, INDEX, PAGE):
+        _check_names(directory)
+        for name in (*_MODULES, PASSES, REPORT, *_PAGES):
             _remove(directory / name)
         self._directory = directory
         self._wanted = wanted
@@ -203,13 +201,13 @@ class DebugDump:
         self._written.append(self._writing.submit(_write_module, self._directory / file, part))
         return mod
 
-    def write(self, report: str) -> None:
-        """Write ``passes.json``, and the page that shows it and links to that of a report.
+    def write(self) -> None:
+        """Write ``passes.json``.
 
         Raises
         ------
         PipelineError
-            If they or the file of a phase cannot be written.
+            If it or the file of a phase cannot be written.
         """
         for queue in (self._comparing, self._writing):
             queue.shutdown()
@@ -219,13 +217,6 @@ class DebugDump:
             tuple(_phase(*each) for each in self._phases), self._options, self._failed
         )
         _write(self._directory / PASSES, passes_text(record))
-        files = modules_in(self._directory)
-        _write(self._directory / INDEX, dump_html(record, files, report))
-
-
-def modules_in(directory: Path) -> list[str]:
-    """Return the names of the modules of a dump that are there."""
-    return [name for name in _MODULES if (directory / name).is_file()]
 
 
 def _phase(file: str, title: str, records: Sequence[Future[PassRecord]]) -> PhaseRecord:
@@ -243,12 +234,12 @@ def _write_module(path: Path, mod: ir.IRModule) -> None:
     _write(path, mod.script(show_meta=False) + "\n")
 
 
-def _check_pages(directory: Path) -> None:
-    """Refuse a directory of something else whose pages would be replaced."""
-    pages = [name for name in (INDEX, PAGE) if (directory / name).is_file()]
-    if pages and not any((directory / name).exists() for name in (PASSES, *_MODULES)):
+def _check_names(directory: Path) -> None:
+    """Refuse a directory of something else whose report or pages would be replaced."""
+    found = [name for name in (REPORT, *_PAGES) if (directory / name).is_file()]
+    if found and not any((directory / name).exists() for name in (PASSES, *_MODULES)):
         raise PipelineError(
-            f"debug_dump: {directory} is no earlier dump, and its {pages[0]} would be replaced; "
+            f"debug_dump: {directory} is no earlier dump, and its {found[0]} would be replaced; "
             "give another directory"
         )
 
@@ -272,10 +263,10 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def paged(
+def reported(
     report: Report | None, target: Target, backend: Backend, directory: Path | None = None
 ) -> Iterator[None]:
-    """Tell a report what is compiled in a context, and how long that took.
+    """Tell a report what is compiled in a context, and write it into a dump in the end.
 
     Parameters
     ----------
@@ -286,29 +277,17 @@ def paged(
     backend : {"auto", "tir", "triton"}
         Who is to emit fused kernels.
     directory : Path, optional
-        Where the page is written in the end.
-    """
-    start = time.perf_counter()
-    if report is not None:
-        dev = device_of(target)
-        report.device, report.material.spec, report.material.backend = dev.description, dev, backend
-    yield
-    if report is not None:
-        report.material.seconds += time.perf_counter() - start
-        if directory is not None:
-            write_page(report, directory)
-
-
-def write_page(report: Report, directory: Path) -> None:
-    """Write the page of a report.
+        Where the dump is.
 
     Raises
     ------
     PipelineError
         If the file cannot be written.
     """
-    path = directory / PAGE
-    try:
-        write_file(path, report.to_html())
-    except OSError as err:
-        raise PipelineError(f"{path} cannot be written ({err.strerror})") from err
+    if report is not None:
+        dev = device_of(target)
+        report.device, report.material.spec, report.material.backend = dev.description, dev, backend
+    yield
+    if report is not None and directory is not None:
+        record = {"target": str(target), **record_of(report, sources=True)}
+        _write(directory / REPORT, json_text(record) + "\n")

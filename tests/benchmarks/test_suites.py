@@ -21,9 +21,9 @@ from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
 from benchmarks.suites.matmul import cases
-from relax_fusion.cli.measure import Run
 from relax_fusion.launch.cache import KernelCache
 from relax_fusion.models import LlamaConfig
+from relax_fusion.studio.measure import Run
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 
 from ..support.quick import machine, quickly

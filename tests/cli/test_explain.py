@@ -8,10 +8,10 @@ import pytest
 from tvm.support import cc
 
 from relax_fusion.cli import main
-from relax_fusion.cli.explain import fused_text
 from relax_fusion.estimator import AttentionSize, Prediction, RangePrediction
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.report import Decision
+from relax_fusion.report.tables import fused_table
 from relax_fusion.workload import Attention
 
 from .test_cli import CONFIG, error, quick_to_compile, write_json
@@ -96,7 +96,7 @@ def test_no_call_is_longer_than_the_longest_sequence(tmp_path, capsys):
         if command[0] == "compile":
             text = (tmp_path / "made" / "report.json").read_text()
         calls = json.loads(text)["calls"]
-        assert max(c["rows"] for c in calls if c["function"] == "prefill") == 12
+        assert max(c["sizes"]["seq_len"] for c in calls if c["function"] == "prefill") == 12
 
 
 def test_explain_writes_a_page(tmp_path, capsys):
@@ -123,7 +123,7 @@ def test_explain_names_the_plan_of_the_keys_that_it_prices() -> None:
         RangePrediction(64, AttentionSize(1, 64, keys), cost, cost, cost) for keys in (512, 4096)
     )
     made = Decision("P", "attention", "f", "x", "k", workload=work, plans=plans, predictions=priced)
-    rows = [line for line in fused_text([made]).splitlines() if " keys " in line]
+    rows = [line for line in fused_table([made]).text().splitlines() if " keys " in line]
     assert few.text != many.text
     assert "64 x 512 keys" in rows[0] and few.text in rows[0]
     assert "64 x 4096 keys" in rows[1] and many.text in rows[1]

@@ -106,7 +106,7 @@ def test_functions_for_triton_are_left() -> None:
 def test_the_report_tells_rules_and_tiles() -> None:
     _, record = scheduled(Failing(), GenericMatmulRule(), CPUSpatialRule())
     report = Report(schedules=list(record.values()))
-    product, relu = json.loads(report.schedules_to_json())
+    product, relu = json.loads(report.to_json())["schedules"]
     assert (product["function"], product["rule"]) == ("product", "GenericMatmulRule")
     assert product["plans"][0]["upper"] == -1 and product["plans"][0]["block_n"] >= 4
     assert [r["rule"] for r in product["refusals"]] == ["Failing"]

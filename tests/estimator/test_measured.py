@@ -135,7 +135,7 @@ def test_the_pipeline_reads_a_database(tmp_path) -> None:
     Database(path).add(first)
     report = report_of(database=path)
     assert report.fused[0].plans.plan_for(32) == other
-    assert json.loads(report.to_json())[0]["predictions"][0]["measured_s"] == 1e-6
+    assert json.loads(report.to_json())["decisions"][0]["predictions"][0]["measured_s"] == 1e-6
     assert "(measured 1 us)" in report.text()
     slower = replace(first, plan=before.plans.plan_for(32).to_attr(), seconds=5e-7)
     Database(path).add(Measurement(**asdict(slower)))

@@ -1,4 +1,4 @@
-"""What a call is told to cost, on the page of a report: its rows, its times and its floor."""
+"""What a call is told to cost: its sizes, its times and its floor."""
 
 from __future__ import annotations
 
@@ -6,60 +6,51 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion import Report, make_target
+from relax_fusion import make_target
 from relax_fusion.estimator import AttentionSize
 from relax_fusion.models import config_from_dict, export
-from relax_fusion.report.html import kernels, page_data
-from relax_fusion.report.html.floors import floor_of
-from relax_fusion.report.html.functions import LIMITS, calls_of
+from relax_fusion.report import calls
+from relax_fusion.report.calls import floor_s
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..inventory.test_hand_counts import CONFIGS, report_of
-from .page_support import report_for
+from ..studio.page_support import report_for
 
 
-def test_calls_have_the_rows_of_all_sequences_and_no_more_than_a_bound_allows() -> None:
+def test_calls_have_no_more_rows_than_a_bound_allows() -> None:
     report = report_for("h200")
-    (limited,) = page_data(report)["functions"]
-    assert limited["calls"][-1]["rows"] == 512  # of `rows`, which the pipeline was told
-    material = replace(report.material, most={"rows": 64}, after=[])
-    (told,) = page_data(Report(report.decisions, work=report.work, material=material))["functions"]
-    assert told["calls"][-1]["rows"] == 64  # of what only the model says
-    attention = next(d for d in report.fused if isinstance(d.workload, Attention))
-    size = AttentionSize(8, 128, 128)
-    several = replace(attention.predictions[0], size=size)
-    (alone,) = calls_of(Report([replace(attention, predictions=(several,))]))
-    assert alone["rows"] == 8 * 128
+    sizes = [call.sizes["rows"] for call in report.calls]
+    assert sizes == [1, 16, 64, 256, 512]  # 512 of `rows`, which the pipeline was told
+    material = replace(report.material, most={"rows": 48})  # of what only the model says
+    made = replace(report, material=material)
+    assert [call.sizes["rows"] for call in made.calls] == [1, 16, 48]
+    assert replace(report, material=replace(material, spec=None)).calls == []
 
 
-def test_no_call_has_fewer_rows_than_sequences() -> None:
+def test_a_call_is_the_sum_of_its_chains_and_the_rest() -> None:
     report = report_for("h200")
-    attention = next(d for d in report.fused if isinstance(d.workload, Attention))
-    matmul = next(d for d in report.fused if len(d.predictions) > 1)
-    several = replace(attention.predictions[0], size=AttentionSize(8, 1, 128))
-    both = [replace(attention, predictions=(several,)), matmul]
-    assert [c["rows"] for c in calls_of(Report(both))][:3] == [8, 16, 64]
+    (gated,) = {d.kernel for d in report.fused if d.pattern == "FuseGatedFFN"}
+    last = next(d for d in report.fused if d.kernel == gated).predictions
+    call = report.calls[-1]
+    assert call.rest_s > 0 and call.seconds == call.fused_s + call.rest_s
+    assert call.fused_s > 4 * next(p.fused.seconds for p in last if p.size >= 256)
+    assert 0 < call.floor_s < call.fused_s < call.unfused_s
+    before = replace(report, material=replace(report.material, after=[]))  # no kernels yet
+    assert {(c.rest_s, c.seconds == c.fused_s) for c in before.calls} == {(None, True)}
 
 
-def test_a_call_with_operators_left_over_has_lower_bounds() -> None:
-    """What is left over is counted as if it took a launch and its bytes, at few rows."""
+def test_what_a_file_says_is_not_predicted_again() -> None:
     report = report_for("h200")
-    html = report.to_html()
-    assert sum(f["left"] for f in page_data(report)["functions"]) == len(report.leftovers) > 0
-    assert '<div class="tile"><b>≥ ' in html and "left over</a></b> among them" in html
-    whole = Report(report.decisions, material=report.material).to_html()
-    assert "≥" not in whole and "left over</a></b> among them" not in whole
+    told = [replace(report.calls[0], fused_s=1.0)]
+    assert replace(report, recorded=told).calls == told
 
 
-def test_what_is_told_of_fused_kernels_alone_says_so() -> None:
+def test_a_kernel_without_a_floor_leaves_none_to_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     report = report_for("h200")
-    (function,) = page_data(report)["functions"]
-    call = function["calls"][-1]
-    assert call["rest_s"] > 0 and call["share"] > call["floor_s"] / call["seconds"]
-    told = "fused kernels: floor", "from “in fused kernels” on are about the fused kernels alone"
-    assert all(text in report.to_html() for text in told)
-    before = Report(report.decisions, material=replace(report.material, after=[]))  # no kernels yet
-    assert {(c["rest_s"], c["seconds"] == c["fused_s"]) for c in calls_of(before)} == {(None, True)}
+    assert all(call.floor_s for call in report.calls)
+    real, first = calls.floor_s, report.fused[0].workload
+    monkeypatch.setattr(calls, "floor_s", lambda w, *a: None if w == first else real(w, *a))
+    assert all(c.fused_s > 0 and c.floor_s is None for c in report.calls)
 
 
 def test_rotated_rows_of_several_sequences_have_a_floor() -> None:
@@ -67,20 +58,9 @@ def test_rotated_rows_of_several_sequences_have_a_floor() -> None:
     exported = export(config_from_dict(CONFIGS["llama"]), dtype="float16", max_seq_len=32, batch=2)
     found = [d.workload for d in report_of(exported.mod, make_target("h200")).fused]
     work = next(w for w in found if w is not None and "positions0" in w.graph.dims)
-    floor = floor_of(work, report_for("h200").material.spec, 64)
-    assert floor is not None
-    assert floor.bytes == sum(work.bytes(rows=64, positions0=1).values())
-
-
-def test_a_kernel_without_a_floor_leaves_none_to_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = report_for("h200")
-    assert all(call["floor_s"] for call in calls_of(report))
-    real, first = kernels.floor_of, report.fused[0].workload
-    monkeypatch.setattr(kernels, "floor_of", lambda w, *a: None if w == first else real(w, *a))
-    (function,) = page_data(report)["functions"]
-    for call in function["calls"]:
-        assert call["fused_s"] > 0
-        assert (call["floor_s"], call["share"], call["bytes"], call["flops"]) == (None,) * 4
+    spec = report_for("h200").material.spec
+    moved = sum(work.bytes(rows=64, positions0=1).values())
+    assert floor_s(work, spec, 64) == pytest.approx(moved / spec.dram_bytes_per_s)
 
 
 def test_keys_that_nobody_sees_are_in_no_floor() -> None:
@@ -89,19 +69,13 @@ def test_keys_that_nobody_sees_are_in_no_floor() -> None:
     dtypes = {"dtype": "float16", "out_dtype": "float16"}
     full = Attention(1, rows, keys, 8, 8, 64, 64, 0.125, "bottom_right", None, **dtypes)
 
-    def bytes_of(work: Attention, q_len: int, kv_len: int) -> float:
-        return floor_of(work, spec, AttentionSize(1, q_len, kv_len)).bytes
+    def floor(work: Attention, q_len: int, kv_len: int) -> float:
+        return floor_s(work, spec, AttentionSize(1, q_len, kv_len))
 
     windowed = replace(full, window=128)
-    assert bytes_of(windowed, 1, 4096) == bytes_of(full, 1, 128)
-    assert bytes_of(windowed, 64, 4096) == bytes_of(full, 64, 191)
-    assert bytes_of(windowed, 64, 100) == bytes_of(full, 64, 100)
-    assert bytes_of(replace(full, kv_len=4096, window=128), 1, 4096) == bytes_of(full, 1, 128)
-    assert bytes_of(replace(full, causal="top_left"), 64, 4096) == bytes_of(full, 64, 64)
-    assert bytes_of(replace(windowed, causal="none"), 64, 4096) == bytes_of(full, 64, 4096)
-
-
-def test_overheads_are_no_launches_alone() -> None:
-    data = page_data(report_for("h200"))
-    assert "launches" not in LIMITS.values()
-    assert any(note.startswith("Overheads are") for note in data["notes"])
+    assert floor(windowed, 1, 4096) == floor(full, 1, 128) < floor(full, 1, 4096)
+    assert floor(windowed, 64, 4096) == floor(full, 64, 191)
+    assert floor(windowed, 64, 100) == floor(full, 64, 100)
+    assert floor(replace(full, kv_len=4096, window=128), 1, 4096) == floor(full, 1, 128)
+    assert floor(replace(full, causal="top_left"), 64, 4096) == floor(full, 64, 64)
+    assert floor(replace(windowed, causal="none"), 64, 4096) == floor(full, 64, 4096)

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from relax_fusion import Decision, Decline, Reason, Report
-from relax_fusion.report import Launches, Leftover, coverage_table
+from relax_fusion.report import Launches, Leftover
 from relax_fusion.report.coverage import layer_length
+from relax_fusion.report.tables import coverage_table
 
 from ..support.chains import Chain, module, run_pass
 
@@ -30,7 +31,7 @@ def test_fused_and_declined() -> None:
 
 
 def test_json_holds_workload_plan_times_and_reason() -> None:
-    records = {r["function"]: r for r in json.loads(filled().to_json())}
+    records = {r["function"]: r for r in json.loads(filled().to_json())["decisions"]}
     good, bad = records["good"], records["bad"]
     assert good["fused"] and good["workload"]["rows"]["name"] == "b" and good["plans"]
     assert any(line.startswith("acc0[i, j0]") for line in good["graph"])
@@ -41,7 +42,7 @@ def test_json_holds_workload_plan_times_and_reason() -> None:
 def test_json_has_null_for_infinities_and_nan() -> None:
     decline = Decline(Reason.NOT_PROFITABLE, "it does not pay", float("inf"), float("nan"))
     decision = Decision("FuseGatedFFN", "merged", "main", "y", decline=decline)
-    (record,) = json.loads(Report([decision]).to_json())
+    (record,) = json.loads(Report([decision]).to_json())["decisions"]
     assert (record["decline"]["fused_s"], record["decline"]["unfused_s"]) == (None, None)
 
 
@@ -85,8 +86,8 @@ def test_coverage_counts_what_is_in_kernels_and_what_is_left() -> None:
     (good,) = report.coverage
     assert good.chains == {"projection": (1, 1), "norm -> projection": (1, 2)}
     assert (good.per_layer, good.copied) == (2, 16)
-    assert "1 of 2" in coverage_table([good])
-    (record,) = json.loads(report.coverage_to_json())
+    assert "1 of 2" in coverage_table([good]).text()
+    (record,) = json.loads(report.to_json())["coverage"]
     assert record["chains"]["norm -> projection"] == [1, 2]
     assert (record["per_layer"], record["copied_bytes"]) == (2, 16)
 
@@ -95,4 +96,4 @@ def test_what_is_left_is_counted_by_reason() -> None:
     left = [Leftover("main", name, "norm", "nobody reads it") for name in ("h", "k")]
     report = Report(leftovers=left)
     assert "main      norm  2      h      nobody reads it" in report.text()
-    assert [r["where"] for r in json.loads(report.leftovers_to_json())] == ["h", "k"]
+    assert [r["where"] for r in json.loads(report.to_json())["leftovers"]] == ["h", "k"]

@@ -1,0 +1,221 @@
+"""The arguments of the commands that look at a model, at compilations, or at a dump."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..validation import shown
+from .argument_types import Named, bound, devices, named_range, natural, path, positive, size_range
+from .choices import PEERS
+from .model_arguments import SRC_HELP, Commands, add_measured, add_model_arguments, command
+
+
+def add_workloads(commands: Commands) -> None:
+    """Add ``workloads``."""
+    parser = command(
+        commands,
+        "workloads",
+        "..studio.workloads:workloads_command",
+        "list every matmul and attention of a model: sizes, counts, bytes and operations",
+        "Fused chains and what is left of each function, prefill and decode of a decoder. Sizes "
+        "that are not given stay symbolic; bytes and operations are then those at 512 tokens, or "
+        "as many as fit, and at 64 of every other size. SRC can also be a directory that `compile` "
+        "made. Nothing is compiled, and no weights are read.",
+        json_flag=False,
+    )
+    add_model_arguments(parser, batch=False)
+    parser.set_defaults(target=None)  # that of --on, if it is not given
+    _add_sizes(parser)
+    parser.add_argument(
+        "--on",
+        type=devices,
+        metavar="DEVICE,...",
+        help="predict the time of each function on these devices, and what limits it: names as for "
+        "--target, which is the first of them if it is not given; all price the chains of --target",
+    )
+    for name, what in (("csv", "a row for each item and each of its sizes"), ("json", "all of it")):
+        parser.add_argument(
+            f"--{name}",
+            type=path,
+            metavar="FILE",
+            help=f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table",
+        )
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch",
+        type=size_range,
+        metavar="N[..M]",
+        help="sequences at once (default: 1); of a range both ends and the powers of two between "
+        "are counted",
+    )
+    parser.add_argument(
+        "--seq",
+        type=size_range,
+        metavar="N[..M]",
+        help="tokens: of a prompt in prefill, of the context in decode, of an encoder's input",
+    )
+    parser.add_argument(
+        "--size",
+        action=Named,
+        type=named_range,
+        default=[],
+        metavar="NAME=N[..M]",
+        help="another symbolic size, by its name; can be repeated",
+    )
+
+
+def add_diff(commands: Commands) -> None:
+    """Add ``diff``."""
+    parser = command(
+        commands,
+        "diff",
+        "..studio.diff:diff_command",
+        "compare two compilations: chains gained and lost, plans, times, files, kernels",
+        "The exit code is 0 if no chain was lost, whatever else differs, 1 if one was, and 2 if A "
+        "or B is no compilation.",
+    )
+    for name in ("a", "b"):
+        parser.add_argument(
+            name,
+            type=path,
+            metavar=name.upper(),
+            help="a directory that `compile` made, its report.json, or what `explain --json` wrote",
+        )
+    parser.add_argument(
+        "--html",
+        type=path,
+        metavar="FILE",
+        help="write a page for a browser as well, with the differences of kernels' texts; a FILE "
+        "that exists is replaced",
+    )
+
+
+def add_inspect(commands: Commands) -> None:
+    """Add ``inspect``."""
+    parser = command(
+        commands,
+        "inspect",
+        "..studio.inspect:inspect_command",
+        "write the page of a compilation, or the pages of a dump, for a browser",
+        "The page of a compilation tells its chains with their plans and times, what was not fused "
+        "and why, its graphs and its kernels. Of a dump, index.html tells what each pass changed, "
+        "and report.html is the page of its report. Nothing is compiled, and nothing is served.",
+    )
+    parser.add_argument(
+        "source",
+        type=path,
+        metavar="SRC",
+        help="a directory that `compile` made, what `explain --json` wrote, or the directory of "
+        "--debug-dump",
+    )
+    parser.add_argument(
+        *("-o", "--output"),
+        type=path,
+        metavar="FILE",
+        help="the page of a compilation (default: report.html); a FILE that exists is replaced",
+    )
+
+
+def add_bench(commands: Commands) -> None:
+    """Add ``bench``."""
+    parser = command(
+        commands,
+        "bench",
+        "..studio.bench.command:bench_command",
+        "measure how fast a model is, kernel by kernel, beside TVM's default and torch",
+        "Everybody runs the same calls in turn, in one process. The exit code is 1 if results with "
+        "the same weights differ by more than rounding can explain. docs/measuring.md tells what "
+        "is timed.",
+        json_flag=False,
+    )
+    add_model_arguments(
+        parser,
+        help=f"a directory that `compile` made, or a model that is compiled first: {SRC_HELP}",
+    )
+    add_measured(parser)
+    parser.add_argument(
+        "--no-cuda-graph",
+        action="store_true",
+        help="as of `compile`: launch every kernel by itself; of a model that is not compiled yet",
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "--against",
+        type=peers,
+        metavar="PEER,...",
+        help=f"{', '.join(PEERS)}, or none (default: those that are installed "
+        "and run on the device; on a CPU without torch.compile)",
+    )
+    parser.add_argument("--no-kernels", action="store_true", help="do not time single kernels")
+    parser.add_argument(
+        "--device", type=natural, default=0, metavar="N", help="number of the GPU (default: 0)"
+    )
+    parser.add_argument(
+        "--json",
+        type=path,
+        metavar="FILE",
+        help="write all times as JSON, replacing FILE; - is stdout, without the tables",
+    )
+    parser.add_argument(
+        "--html",
+        type=path,
+        metavar="FILE",
+        help="write the page of the compiled model with what was measured, replacing FILE",
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of a CPU for everybody (default: for each the better of one, and one for "
+        "each processor)",
+    )
+    parser.add_argument(
+        "--prompt", type=positive, metavar="N", help="tokens of the prompt (default: 128)"
+    )
+    parser.add_argument(
+        *("--max-new-tokens", "--new-tokens"),
+        dest="new_tokens",
+        type=positive,
+        metavar="N",
+        help="tokens after it (default: 32)",
+    )
+    parser.add_argument(
+        "--size",
+        action=Named,
+        type=bound,
+        default=[],
+        metavar="NAME=N",
+        help="a symbolic size of a model that generates no text, such as seq_len of a bundled "
+        "encoder (default: 128); can be repeated",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="turns of each, after one that warms up (default: 5)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=natural,
+        default=60,
+        metavar="N",
+        help="begin no more turns after that many; whoever has used up a fair part of them has no "
+        "other (default: 60)",
+    )
+
+
+def peers(text: str) -> list[str]:
+    """Read names of peers, with commas between them; none is nobody."""
+    names = [name.strip() for name in text.split(",")]
+    if names == ["none"]:
+        return []
+    wrong = next((name for name in names if name not in PEERS), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(f"{shown(wrong)} is none of {', '.join(PEERS)}, none")
+    return names

@@ -1,0 +1,184 @@
+"""What one call of a function takes by the plans of its chains, and what it takes at least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from ..errors import RelaxFusionError
+from ..estimator import Size
+from ..estimator.baseline import predict_unfused
+from ..estimator.prediction import DRAM_EFFICIENCY
+from ..estimator.shape import dtypes_of, sizes_of
+from ..hardware import DeviceSpec
+from ..workload import Attention, Workload
+from ..workload.dims import extent
+from ..workload.roofline import matmul_flops
+from .costs import planned, size_of
+from .decision import Decision
+from .item import Item
+from .material import Material, Node
+from .sizes import BATCHES, Values
+
+if TYPE_CHECKING:
+    from .report import Report
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+SHOWN_SIZES = (1, 16, 64, 256, 1024, 4096)
+"""A call is priced at these values of symbolic sizes, as far as a function can have them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of a function takes, by the plans of its chains.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    sizes : dict of str to int
+        Its symbolic sizes.
+    fused_s : float
+        Seconds of fused chains.
+    rest_s : float, optional
+        The least that other kernels take; None where nobody counted them.
+    unfused_s, floor_s : float, optional
+        What our kernels for the parts of the fused chains take, launched apart, and the least that
+        any kernels could take for these; None where one of them is not known.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    function: str
+    sizes: dict[str, int]
+    fused_s: Seconds
+    rest_s: Seconds | None = None
+    unfused_s: Seconds | None = None
+    floor_s: Seconds | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all kernels, of which those beside fused chains take at least so long."""
+        return self.fused_s + (self.rest_s or 0.0)
+
+
+def calls_of(report: Report) -> list[Call]:
+    """Return what one call of each function that runs fused kernels takes, at several sizes.
+
+    Symbolic sizes all have the same value, or their largest where that is less; batches are 1.
+    """
+    spec = report.material.spec
+    decisions = {d.kernel: d for d in report.fused}
+    found = []
+    for function in dict.fromkeys(i.function for i in report.work if i.status == "fused"):
+        own = [i for i in report.work_of(function) if i.status == "fused"]
+        graph = next((g for g in report.material.after if g.function == function), None)
+        nodes = graph.nodes if graph is not None else ()
+        others = [least_s(n, spec) for n in nodes if n.is_kernel and n.op not in decisions]
+        rest = None if graph is None else _sum_of(others)
+        for values in _values(own, _limits(function, report)) if spec is not None else ():
+            each = [_times(i, values, decisions[i.kernel], report.material) for i in own]
+            fused, apart, floor = zip(*each, strict=True)
+            known = math.fsum(seconds for seconds in fused if seconds is not None)
+            found.append(Call(function, values, known, rest, _sum_of(apart), _sum_of(floor)))
+    return found
+
+
+def _limits(function: str, report: Report) -> dict[str, int]:
+    """Return the largest values of a function's symbolic sizes, of those that have one."""
+    graphs = [*report.material.before, *report.material.after]
+    found = next((dict(g.limits) for g in reversed(graphs) if g.function == function), {})
+    for name, most in report.material.most.items():
+        found[name] = min(most, found.get(name, most))
+    return found
+
+
+def _values(items: Iterable[Item], limits: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return the sizes at which a function is priced."""
+    names = sorted(frozenset().union(*(item.names for item in items)))
+    ends = [limits.get(name, SHOWN_SIZES[-1]) for name in names if name not in BATCHES]
+    most = max(ends, default=1)
+    return [
+        {name: 1 if name in BATCHES else min(size, limits.get(name, size)) for name in names}
+        for size in sorted({*(size for size in SHOWN_SIZES if size <= most), most})
+    ]
+
+
+def _times(
+    item: Item, values: Values, decision: Decision, material: Material
+) -> tuple[float | None, ...]:
+    """Return what a chain takes by its plans, what it takes apart, and its floor, in all calls."""
+    work, spec, plans = decision.workload, material.spec, decision.plans
+    size = size_of(item, work, values) if work is not None else None
+    if work is None or plans is None or spec is None or size is None:
+        return (None,) * 3
+    try:
+        found, _ = planned(item, work, plans, values, spec)
+        known = {p.size: p.unfused for p in decision.predictions}
+        apart = known.get(size) or predict_unfused(work, spec, size, backend=material.backend)
+    except RelaxFusionError:
+        return (None,) * 3
+    if found is None or not math.isfinite(found.seconds):
+        return (None,) * 3
+    floor = floor_s(work, spec, size)
+    return tuple(
+        None if seconds is None else item.count * seconds
+        for seconds in (found.seconds, apart.seconds, floor)
+    )
+
+
+def _sum_of(each: Iterable[float | None]) -> float | None:
+    found = list(each)
+    known = [seconds for seconds in found if seconds is not None]
+    return math.fsum(known) if len(known) == len(found) else None
+
+
+def least_s(node: Node, spec: DeviceSpec | None) -> float | None:
+    """Return the least that an operator takes as a kernel of its own.
+
+    It is a launch, and the longer of its bytes at the bandwidth that is reached and its operations
+    at the peak rate.
+    """
+    if spec is None:
+        return None
+    rate = spec.tensor_flops_per_s(node.dtype) if node.dtype != "float32" else 0.0
+    compute = node.flops / (rate or spec.fma_float32_flops_per_s)
+    return spec.launch_s + max(node.moved / (spec.dram_bytes_per_s * DRAM_EFFICIENCY), compute)
+
+
+def floor_s(work: Workload, spec: DeviceSpec, size: Size) -> float | None:
+    """Return the least that a kernel takes: its bytes or its operations at the peak rates.
+
+    Every operand is counted once, of keys and values those that some query sees; operations are
+    those of the matmuls that no mask by position hides.  Launching is not in it.  Of dimensions
+    that the size does not tell, such as the positions of rotated rows, it has one.
+    """
+    try:
+        sizes = dict.fromkeys(work.graph.dims, 1) | sizes_of(work, size)
+        moved = float(sum(_seen(work, sizes).bytes(**sizes).values()))
+        flops = float(matmul_flops(work.graph, sizes, visible=True))
+    except (RelaxFusionError, TypeError):
+        return None
+    return max(moved / spec.dram_bytes_per_s, flops / _peak_flops(work, spec))
+
+
+def _peak_flops(work: Workload, spec: DeviceSpec) -> float:
+    """Return the peak rate of a device for the element type of a workload."""
+    dtype = getattr(work, "dtype", None) or max(dtypes_of(work), default="float32")
+    if spec.kind == "gpu" and (dtype != "float32" or getattr(work, "allow_tf32", False)):
+        return spec.tensor_flops_per_s(dtype) or spec.fma_float32_flops_per_s
+    return spec.fma_float32_flops_per_s
+
+
+def _seen(work: Workload, sizes: Mapping[str, int]) -> Workload:
+    """Return attention with as many keys as some query sees, another workload as it is."""
+    if not isinstance(work, Attention) or work.causal == "none":
+        return work
+    rows, keys = extent(work.q_len, sizes["q_len"]), extent(work.kv_len, sizes["kv_len"])
+    most = rows if work.causal == "top_left" else (work.window or keys) + rows - 1
+    return replace(work, kv_len=min(keys, most))

@@ -1,0 +1,249 @@
+"""What the work of a model should take on a device, and what limits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import Decline, RelaxFusionError
+from ..estimator import AttentionSize, Prediction, Size, choose, predict
+from ..estimator.baseline import predict_apart
+from ..estimator.family import Backend
+from ..estimator.prediction import DRAM_EFFICIENCY
+from ..estimator.shape import box_sizes
+from ..estimator.tile_plan import PlanTable
+from ..hardware import DeviceSpec
+from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
+from .item import Item
+from .sizes import Values, value_of
+
+if TYPE_CHECKING:
+    pass
+
+Limit = Literal["memory", "compute", "launch"]
+LIMITS: tuple[Limit, ...] = ("memory", "compute", "launch")
+_LIMIT_OF: Mapping[str, Limit] = {
+    "dram": "memory",
+    "l2": "memory",
+    "compute": "compute",
+    "latency": "launch",
+    "launch": "launch",
+}
+
+
+@dataclass(frozen=True)
+class ItemCost:
+    """What one item should take.
+
+    Parameters
+    ----------
+    item : Item
+        The work.
+    seconds : float or None
+        Of all its calls in one call of the function; None where it cannot be priced.
+    limit : {"memory", "compute", "launch", ""}
+        What most of that time waits for.
+    plan : str
+        The tiles of the kernel; empty where it was left.
+    """
+
+    item: Item
+    seconds: float | None
+    limit: Limit | Literal[""] = ""
+    plan: str = ""
+
+
+@dataclass(frozen=True)
+class FunctionCost:
+    """What one call of a function should take on a device.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    values : dict of str to int
+        The symbolic sizes.
+    costs : tuple of ItemCost
+        One for each item.
+    """
+
+    function: str
+    values: Mapping[str, int]
+    costs: tuple[ItemCost, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all that can be priced."""
+        return math.fsum(cost.seconds for cost in self.costs if cost.seconds is not None)
+
+    @property
+    def unpriced(self) -> int:
+        """How many calls cannot be priced."""
+        return sum(cost.item.count for cost in self.costs if cost.seconds is None)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Which part of the time is limited by memory, by arithmetic and by launching."""
+        total = self.seconds or 1.0
+        found: dict[str, float] = dict.fromkeys(LIMITS, 0.0)
+        for cost in self.costs:
+            if cost.limit and cost.seconds is not None:
+                found[cost.limit] += cost.seconds / total
+        return found
+
+    @property
+    def limit(self) -> str:
+        """What limits most of the time; empty where nothing is priced."""
+        shares = self.shares
+        return max(shares, key=shares.__getitem__) if any(shares.values()) else ""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what JSON holds of it."""
+        return {
+            "function": self.function,
+            "sizes": dict(self.values),
+            "seconds": self.seconds,
+            "limit": self.limit,
+            "shares": self.shares,
+            "unpriced_calls": self.unpriced,
+            "items": [
+                {
+                    "chain": cost.item.chain,
+                    "where": cost.item.where,
+                    "count": cost.item.count,
+                    "status": cost.item.status,
+                    "seconds": cost.seconds,
+                    "limit": cost.limit,
+                    "plan": cost.plan,
+                }
+                for cost in self.costs
+            ],
+        }
+
+
+def function_cost(
+    function: str, items: Iterable[Item], values: Values, dev: DeviceSpec, backend: Backend
+) -> FunctionCost:
+    """Predict what one call of a function takes: its fused kernels, and the matmuls that are left.
+
+    Plans are chosen anew, for the device.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    items : iterable of Item
+        What it multiplies.
+    values : mapping of str to int
+        Its symbolic sizes.
+    dev : DeviceSpec
+        The device.
+    backend : {"auto", "tir", "triton"}
+        Who emits the kernels.
+    """
+    return FunctionCost(
+        function, dict(values), tuple(_cost(item, values, dev, backend) for item in items)
+    )
+
+
+def _cost(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> ItemCost:
+    try:
+        found, plan = _predicted(item, values, dev, backend)
+    except RelaxFusionError:
+        found, plan = None, ""
+    if found is None:
+        return ItemCost(item, None)
+    return ItemCost(item, item.count * found.seconds, _LIMIT_OF[found.bound], plan)
+
+
+def _predicted(
+    item: Item, values: Values, dev: DeviceSpec, backend: Backend
+) -> tuple[Prediction | None, str]:
+    if item.work is None:
+        return _left(item, values, dev, backend), ""
+    choice = choose(item.work, dev, always=True, backend=backend)
+    if isinstance(choice, Decline):
+        return None, ""
+    return planned(item, item.work, choice.plans, values, dev)
+
+
+def planned(
+    item: Item, work: Workload, plans: PlanTable, values: Values, dev: DeviceSpec
+) -> tuple[Prediction | None, str]:
+    """Predict one call of a fused chain by the plan that serves its sizes.
+
+    Parameters
+    ----------
+    item : Item
+        The chain, whose sizes follow from those of the function that calls it.
+    work : Workload
+        What it computes.
+    plans : PlanTable
+        Its plans.
+    values : mapping of str to int
+        Symbolic sizes of the function.
+    dev : DeviceSpec
+        The device.
+
+    Returns
+    -------
+    tuple
+        The prediction, and the plan as text; None and nothing where a size is not known, or 0.
+    """
+    size = size_of(item, work, values)
+    if size is None:
+        return None, ""
+    plan = plans.plan_for(**box_sizes(work, size))
+    return predict(work, plan, dev, size), plan.text
+
+
+def size_of(item: Item, work: Workload, values: Values) -> Size | None:
+    """Return the size of a chain's kernel, as the estimator takes it; None if it is unknown or 0.
+
+    Parameters
+    ----------
+    item : Item
+        The chain.
+    work : Workload
+        What it computes.
+    values : mapping of str to int
+        Symbolic sizes of the function that calls it.
+    """
+    sizes = item.sizes(values)
+    if sizes is None or 0 in sizes.values():
+        return None
+    ranged = {
+        name: dim if isinstance(dim, int) else sizes[dim.name] for name, dim in work.ranged.items()
+    }
+    if isinstance(work, Attention):
+        return AttentionSize(ranged["batch"], ranged["rows"], ranged["keys"])
+    return ranged["rows"]
+
+
+def _left(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> Prediction | None:
+    """Price the matmuls of what was left, as the rules for generic ones make them."""
+    if item.dtype not in DTYPE_BYTES or not item.products:
+        return _by_bytes(item, values, dev)
+    atoms = []
+    for product in item.products:
+        sizes = [value_of(s, values) for s in (product.m, product.n, product.k, product.batch)]
+        m, n, k, batch = (size or 0 for size in sizes)
+        if min(m, n, k, batch) < 1:
+            return None
+        rows = DynamicDim("rows")
+        work = NormMatmul(rows, k, (Projection(n, "kn"),), None, item.dtype, item.dtype)
+        atoms.append(Atom(0, work, m, batch, "rule"))
+    return predict_apart(atoms, dev, backend)
+
+
+def _by_bytes(item: Item, values: Values, dev: DeviceSpec) -> Prediction | None:
+    """Price what is of a type that no kernel here has, by its bytes and operations alone."""
+    moved, flops = item.bytes(values), item.flops(values)
+    if moved is None or flops is None:
+        return None
+    memory_s = moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    compute_s = flops / dev.fma_float32_flops_per_s
+    bound: Literal["dram", "compute"] = "dram" if memory_s >= compute_s else "compute"
+    return Prediction(dev.launch_s + max(memory_s, compute_s), moved, flops, 1, bound)

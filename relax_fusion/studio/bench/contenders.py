@@ -1,0 +1,162 @@
+"""Who is measured: what `compile` made, TVM's default and torch, all timed in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...cli.build import build_default
+from ...cli.choices import PEERS
+from ...cli.console import CliError
+from ...hardware.target import make_target
+from ...models import Generator
+from ...models.threads import use_threads
+from ..measure import Session, timed
+from .subject import Call, Subject, loaded
+
+OURS = "relax_fusion"
+TVM, TORCH, COMPILED, GRAPHS = PEERS
+
+CALLS, LONGEST = 10, 1.0
+"""Calls in a turn: so many, or until so many seconds are over."""
+
+Turn = Mapping[str, Sequence[float]]
+"""Seconds by step: of the prompt and of each token after it, or of each call."""
+
+
+class Callable_(Protocol):
+    """A model that is called with arrays."""
+
+    def __call__(self) -> Any:
+        """Call it and wait until the result is there, on the device."""
+
+    def arrays(self, result: Any) -> list[np.ndarray]:
+        """Return a result's arrays."""
+
+
+class Contender:
+    """Somebody who is measured.
+
+    Parameters
+    ----------
+    name : str
+        One of `OURS` and `PEERS`.
+    about : str
+        What exactly runs.
+    subject : Subject
+        Says what is run.
+    runs : Session or Callable_
+        What runs it.
+    same_weights : bool
+        Whether its results can be compared with ours.
+    use_threads : callable
+        Sets the threads of a CPU that it runs in.
+    """
+
+    threads = 0
+    """The threads that it runs in; 0 leaves that to its library."""
+
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        subject: Subject,
+        runs: Any,
+        same_weights: bool = True,
+        use_threads: Callable[[int], None] = use_threads,
+    ) -> None:
+        self.use_threads = use_threads
+        self.name, self.about, self.same_weights = name, about, same_weights
+        self.runs, self.results = runs, list[np.ndarray]()
+        self._turn = _decoding(subject) if subject.is_decoder else _calling(subject)
+
+    def set_threads(self) -> None:
+        """Have what runs it run in its number of threads."""
+        if self.threads:
+            self.use_threads(self.threads)
+
+    def turn(self, _number: int = 0) -> list[Turn]:
+        """Run it once, and return how long its steps took."""
+        self.set_threads()
+        seconds, self.results = self._turn(self.runs)
+        return [seconds]
+
+
+Run = Callable[[Any], tuple[Turn, list[np.ndarray]]]
+
+
+def _decoding(subject: Subject) -> Run:
+    """Return what feeds a prompt and some tokens, each timed until its logits are on the host."""
+    ids, prompt, batch = subject.ids(), subject.sizes["prompt"], subject.batch
+
+    def run(session: Session) -> tuple[Turn, list[np.ndarray]]:
+        session.reset()
+        session.decode(np.full(batch, ids[0], "int32"))  # wakes threads that slept meanwhile
+        session.reset()
+        rows = np.tile(ids[:prompt], (batch, 1))
+        logits, prefill = timed(lambda: session.prefill(rows))
+        results, decode = [logits], []
+        for token in ids[prompt:]:
+            logits, taken = timed(partial(session.decode, np.full(batch, token, "int32")))
+            decode.append(taken)
+            results[1:] = [logits]
+        return {"prefill": [prefill], "decode": decode}, results
+
+    return run
+
+
+def _calling(subject: Subject) -> Run:
+    """Return what calls a model several times."""
+
+    def run(call: Callable_) -> tuple[Turn, list[np.ndarray]]:
+        taken: list[float] = []
+        while len(taken) <= CALLS and sum(taken) < LONGEST:
+            result, seconds = timed(call)
+            taken.append(seconds)
+        taken = taken[1:] or taken  # the first wakes threads that slept meanwhile
+        return {subject.function: taken}, call.arrays(result)
+
+    return run
+
+
+def installed(kind: str) -> list[str]:
+    """Return the peers that are measured by default, as far as packages go.
+
+    torch.compile takes a minute for a small model on a CPU, and is measured there if asked for.
+    """
+    if find_spec("torch") is None:
+        return [TVM]
+    return [TVM, TORCH, *([COMPILED, GRAPHS] if kind != "cpu" else [])]
+
+
+def ours(subject: Subject) -> Contender:
+    """Load what `compile` made."""
+    library, exported = loaded(subject), subject.exported
+    about = f"relax_fusion {subject.manifest.versions.relax_fusion}, as it was compiled"
+    if subject.is_decoder:
+        assert exported is not None, "decoders are built from configurations"
+        runs: Any = Generator(library, exported, subject.weights(), subject.device)
+    else:
+        runs = Call(library, subject)
+    return Contender(OURS, about, subject, runs)
+
+
+def tvm_default(subject: Subject) -> Contender:
+    """Compile the same module with TVM's own pipeline."""
+    exported, model = subject.exported, subject.imported
+    if exported is None and model is None:
+        raise CliError(f"{subject.directory} has no module; give the file that it was made of")
+    target = make_target(subject.manifest.target)
+    executable = build_default(exported or model, target)  # type: ignore[arg-type]
+    version = subject.manifest.versions.tvm
+    about = f"the same module and weights by the default pipeline of TVM {version}"
+    if subject.is_decoder:
+        assert exported is not None, "decoders are built from configurations"
+        runs: Any = Generator(executable, exported, subject.weights(), subject.device)
+    else:
+        runs = Call(executable, subject)
+    return Contender(TVM, about, subject, runs)

@@ -1,0 +1,125 @@
+"""Kernels of a compiled model: what each takes, beside what was predicted of it at these sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import RelaxFusionError
+from ...hardware import DeviceSpec
+from ...hardware.target import device_of, make_target
+from ...report import Report
+from ...report.costs import planned
+from ...report.sizes import sizes_text
+from ...timing import KernelTime, kernel_times
+from ...transforms.cuda_graph import RUN_OR_CAPTURE
+from ..measured import MISS
+from ..workload_tables import product_text
+from .contenders import Contender
+from .subject import Subject
+
+REPEATS = 5
+"""Calls by which the kernels of a function are timed."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A kernel in one step.
+
+    Parameters
+    ----------
+    time : KernelTime
+        What it takes.
+    chain : str
+        What it fuses, as reports call it; empty where no pass of ours made it.
+    predicted_s : float, optional
+        Seconds of one run, where the estimator has a price of it; on a GPU without its launch,
+        which is not in the time either.
+    plan : str
+        The tiles that serve the sizes.
+    size : str
+        The sizes of its matmuls, or those of the call.
+    """
+
+    time: KernelTime
+    chain: str = ""
+    predicted_s: float | None = None
+    plan: str = ""
+    size: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """The measured time over the predicted one, where there is one of either."""
+        if not self.predicted_s or not self.time.is_resolved:
+            return None
+        return self.time.times.median / self.predicted_s
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether they differ so much that the pages mark it."""
+        return self.ratio is not None and abs(self.ratio - 1) > MISS
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what JSON holds of it."""
+        return {
+            "kernel": self.time.name,
+            "chain": self.chain,
+            "launches": self.time.count,
+            **self.time.times.to_record(),
+            "predicted_s": self.predicted_s,
+            "plan": self.plan,
+            "size": self.size,
+            "resolution_s": self.time.resolution,
+            "is_miss": self.is_miss,
+        }
+
+
+def measure_kernels(subject: Subject, contender: Contender, step: str) -> list[Measured]:
+    """Time the kernels of one step, and predict those that we made."""
+    machine = contender.runs.machine
+    times = kernel_times(machine, _call(subject, contender, step), subject.device, REPEATS)
+    return [_beside(subject, subject.compilation.report, step, time) for time in times]
+
+
+def _call(subject: Subject, contender: Contender, step: str) -> Callable[[], Any]:
+    """Return what calls the function of a step, always at the same position."""
+    runs = contender.runs
+    if not subject.is_decoder:
+        return lambda: runs()
+    ids, prompt = subject.ids(), subject.sizes["prompt"]
+    rows = [ids[:prompt]] * subject.batch
+
+    def prefill() -> None:
+        runs.reset()
+        runs.prefill(rows)
+
+    def decode() -> None:
+        runs.length = prompt  # whose rows the caches have from the turns before
+        runs.decode([ids[prompt - 1]] * subject.batch)
+
+    return prefill if step == "prefill" else decode
+
+
+def _beside(subject: Subject, report: Report, step: str, time: KernelTime) -> Measured:
+    sizes = subject.calls()[step]
+    own = Measured(time, size=sizes_text(sizes) or "static")
+    if time.name == RUN_OR_CAPTURE:
+        return replace(own, chain="kernels that are replayed as a CUDA graph")
+    item = next((i for i in report.work_of(step) if i.kernel == time.name), None)
+    plans = next((d.plans for d in report.decisions if d.kernel == time.name), None)
+    if item is None or item.work is None or plans is None:
+        return own
+    own = replace(own, chain=item.chain, size=product_text(item, [sizes]))
+    try:
+        device = device_of(make_target(subject.manifest.target))
+        prediction, plan = planned(item, item.work, plans, sizes, device)
+    except RelaxFusionError:  # a family that is not registered here, say
+        return own
+    seconds = None if prediction is None else prediction.seconds - _launch_s(device)
+    return replace(own, predicted_s=seconds, plan=plan)
+
+
+def _launch_s(device: DeviceSpec) -> float:
+    """Return what a prediction has of a launch that times have not."""
+    return device.launch_s if device.kind == "gpu" else 0.0

@@ -1,0 +1,237 @@
+"""``workloads``, on a model of a few thousand weights."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tvm.support import cc
+
+from relax_fusion.cli import main
+from relax_fusion.estimator import format_seconds
+from relax_fusion.hardware import DEVICES
+
+from ..cli.test_cli import CONFIG, POSITIONS, write_json
+from ..support.quick import quick_host, quick_passes
+
+links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile():
+    """Compile for this machine without optimisations, which take long."""
+    made = quick_host()
+    with pytest.MonkeyPatch.context() as patch, quick_passes():
+        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> str:
+    return str(write_json(tmp_path_factory.mktemp("tiny") / "config.json", CONFIG))
+
+
+@pytest.fixture(scope="module")
+def compiled(config, tmp_path_factory) -> str:
+    out = str(tmp_path_factory.mktemp("out") / "tiny")
+    assert main(["compile", config, "-o", out, "-q"]) == 0
+    return out
+
+
+def told(arguments: list[str], capsys) -> str:
+    capsys.readouterr()
+    assert main(["workloads", *arguments, "-q"]) == 0
+    return capsys.readouterr().out
+
+
+def error(arguments: list[str], capsys) -> str:
+    capsys.readouterr()
+    assert main(["workloads", *arguments, "-q"]) == 2
+    return capsys.readouterr().err
+
+
+def record(arguments: list[str], capsys) -> dict[str, Any]:
+    return json.loads(told([*arguments, "--json", "-"], capsys))
+
+
+def test_table_csv_and_json_agree(config, tmp_path: Path, capsys) -> None:
+    files = [str(tmp_path / name) for name in ("a.csv", "a.json")]
+    arguments = [config, "--seq", "3..16", "--csv", files[0], "--json", files[1]]
+    table = told(arguments, capsys)
+    assert "prefill: 11 calls a run" in table and "at seq_len = 3..16, total_len = 3..16" in table
+    rows = list(csv.DictReader(Path(files[0]).read_text().splitlines()))
+    found = json.loads(Path(files[1]).read_text())
+    functions = {f["function"]: f for f in found["functions"]}
+    assert [at["sizes"]["seq_len"] for at in functions["prefill"]["at"]] == [3, 4, 8, 16]
+    for name, function in functions.items():
+        for at in function["at"]:
+            sizes = " ".join(f"{n}={v}" for n, v in at["sizes"].items())
+            own = [r for r in rows if r["function"] == name and r["sizes"] == sizes]
+            assert len(own) == len(function["items"]) == 6
+            assert sum(int(r["count"]) * int(r["flops"]) for r in own) == at["flops"]
+            assert sum(int(r["count"]) * int(r["bytes"]) for r in own) == at["bytes"]
+    down = [r for r in rows if r["function"] == "prefill" and r["k"] == "128"]
+    assert [(r["m"], r["n"], r["count"]) for r in down] == [
+        (m, "64", "2") for m in ("3", "4", "8", "16")
+    ]
+    assert told(arguments, capsys) == table  # a second run replaces both
+
+
+def test_sizes_stay_symbolic_or_are_static(config, capsys) -> None:
+    items = record([config, "--batch", "1..4"], capsys)["functions"][1]["items"]
+    assert items[0]["products"][0]["m"] == "batch * seq_len"
+    found = record([config, "--batch", "3"], capsys)["functions"][0]
+    assert found["function"] == "decode" and found["items"][0]["products"][0]["m"] == 3
+    assert found["at"][0]["sizes"] == {"total_len": POSITIONS}
+
+
+def test_what_is_not_fused_is_counted_with_its_reason(config, capsys) -> None:
+    fused = record([config], capsys)
+    arguments = [config, "--disable", "FuseMatmulEpilogue", "--disable", "FuseAttentionChain"]
+    apart = record(arguments, capsys)
+    for one, two in zip(fused["functions"], apart["functions"], strict=True):
+        assert {i["status"] for i in one["items"]} == {"fused"}
+        left = [i for i in two["items"] if i["status"] == "left"]
+        assert sum(i["count"] for i in left) == 3 * 2 and all(i["reason"] for i in left)
+        assert one["at"][0]["flops"] == two["at"][0]["flops"]
+    rows = told(arguments, capsys).partition("In no kernel of ours\n\n")[2].splitlines()[2:]
+    assert len(rows) > 3 and all(row.count(" x ") == 2 for row in rows), "each has its size"
+
+
+def test_devices_are_priced_and_marked(config, capsys) -> None:
+    names = ["h100", "a100", "llvm"]
+    arguments = [config, "--target", "h100", "--seq", "16", "--on", ",".join(names)]
+    found = record(arguments, capsys)["devices"]
+    assert [d["name"] for d in found] == names
+    for device in found[:2]:
+        assert device["measured"] is DEVICES[device["name"]].measured
+    for device in found:
+        for function in device["functions"]:
+            priced = [i["seconds"] for i in function["items"]]
+            assert all(s > 0 for s in priced) and function["unpriced_calls"] == 0
+            assert function["seconds"] == pytest.approx(sum(priced))
+            assert sum(function["shares"].values()) == pytest.approx(1)
+            assert function["limit"] == max(function["shares"], key=function["shares"].get)
+    times = {d["name"]: d["functions"][0]["seconds"] for d in found}
+    text = told(arguments, capsys)
+    assert "a100 *" in text and "h100 *" not in text and "prices were not compared" in text
+    rows = [row for row in text.splitlines() if row.startswith("decode    total_len = 16")]
+    for row, name in zip(rows, names, strict=True):
+        assert f"  {name} " in row and format_seconds(times[name]) in row
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--seq", "4..2"], "ends before it begins"),
+        (["--seq", "0"], "not an integer between 1 and"),
+        (["--seq", "17"], "seq_len is at most 16"),
+        (["--size", "rows=3"], "the symbolic sizes are seq_len, total_len"),
+        (["--on", "h100,,a100"], "no list of devices"),
+        (["--csv", "-", "--json", "-"], "cannot both be stdout"),
+        (["--size", "seq_len=1..4", "--size", "seq_len=3"], "--size: 'seq_len' is given twice"),
+    ],
+)
+def test_refusals(config, capsys, arguments: list[str], says: str) -> None:
+    assert says in error([config, *arguments], capsys)
+
+
+def test_tables_are_of_the_first_device_that_is_priced(config, capsys) -> None:
+    found = record([config, "--seq", "16", "--on", "h100,llvm"], capsys)
+    assert found["dtype"] == "float16" and "H100" in found["device"]
+    assert record([config, "--seq", "16"], capsys)["dtype"] == "float32"
+
+
+def test_chains_are_looked_for_once(config, capsys) -> None:
+    assert main(["workloads", config, "--seq", "16", "--on", "h100,a100,llvm", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("looking for chains") == 1
+    assert len(json.loads(told.out)["devices"]) == 3
+
+
+def test_a_model_without_work(tmp_path: Path, capsys) -> None:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
+    file = str(tmp_path / "add.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), file)
+    text = told([file, "--on", "h100"], capsys)
+    assert "It has no matmul" in text and "Predicted" not in text
+    assert record([file], capsys)["functions"] == []
+    assert len(told([file, "--csv", "-"], capsys).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "part, value, says",
+    [
+        ("work", [{"function": "main"}], "is damaged: a record is not as expected"),
+        ("work", 3, "is damaged: a record is not as expected"),
+        ("leftovers", [{"function": "main"}], "leftovers"),
+        ("leftovers", {"function": "main"}, "leftovers"),
+    ],
+)
+@links
+def test_a_damaged_report_is_named(
+    compiled, tmp_path: Path, capsys, part: str, value: Any, says: str
+) -> None:
+    out = tmp_path / "damaged"
+    shutil.copytree(compiled, out)
+    report = json.loads((out / "report.json").read_text())
+    write_json(out / "report.json", report | {part: value})
+    told = error([str(out)], capsys)
+    assert says in told and str(out) in told
+
+
+@pytest.mark.parametrize("name", ["dims", "workload"])
+@links
+def test_a_damaged_workload_is_named(compiled, tmp_path: Path, capsys, name: str) -> None:
+    out = tmp_path / "damaged"
+    shutil.copytree(compiled, out)
+    report = json.loads((out / "report.json").read_text())
+    for item in report["work"] if name == "dims" else ():
+        item["dims"] = []
+    for decision in report["decisions"] if name == "workload" else ():
+        decision.get("workload", {})["dtype"] = "float5"
+    write_json(out / "report.json", report)
+    for arguments in ([], ["--on", "h100"]):
+        told = error([str(out), *arguments], capsys)
+        assert "is damaged: a record is not as expected" in told and str(out) in told
+
+
+@pytest.mark.parametrize(
+    "option, given", [("target", "h200"), ("dtype", "float16"), ("disable", "FuseGatedFFN")]
+)
+@links
+def test_what_is_compiled_is_not_chosen_anew(compiled, capsys, option: str, given: str) -> None:
+    told = error([compiled, f"--{option}", given], capsys)
+    assert f"--{option} says how a model is compiled, but {compiled} is compiled already" in told
+
+
+@links
+def test_files_that_are_read_are_not_replaced(compiled, config, tmp_path: Path, capsys) -> None:
+    for source in (compiled, f"{compiled}/manifest.json"):
+        before = {path: path.read_bytes() for path in Path(compiled).iterdir()}
+        for name in ("manifest.json", "report.json", "lib.so"):
+            command = "workloads" if source == compiled else "diff"
+            others = ["--csv"] if command == "workloads" else [source, "--html"]
+            file = f"{compiled}/{name}"
+            assert main([command, source, *others, file, "-q"]) == 2
+            assert f"{others[-1]} {file} would replace what is read" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in Path(compiled).iterdir()} == before
+    folder = str(Path(config).parent)
+    assert "would replace what is read" in error([folder, "--json", config], capsys)
+    assert main(["explain", folder, "--html", config, "-q"]) == 2
+    assert "would replace what is read" in capsys.readouterr().err
+    assert json.loads(Path(config).read_text()) == CONFIG
+
+
+def test_two_results_do_not_go_to_one_file(config, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "both"
+    told = error([config, "--csv", str(file), "--json", str(file.parent / "." / "both")], capsys)
+    assert f"--csv and --json are both {file}" in told and not file.exists()
+    assert "must be a file in a directory" in error([config, "--csv", str(file / "x")], capsys)
