@@ -8,7 +8,7 @@ from dataclasses import replace
 import relax_fusion
 from relax_fusion.hardware import register
 from relax_fusion.models import LlamaConfig, export
-from relax_fusion.report.costs import function_cost
+from relax_fusion.studio import function_cost
 
 # An A10 is of the architecture of an RTX 3080: instructions and limits are the same.  The other
 # numbers are of its data sheet; the second-level cache's bandwidth is a guess.

@@ -38,7 +38,7 @@ def value(text: str, words: str) -> float:
 def test_as_a_pipeline(tmp_path: Path) -> None:
     text = printed("as_a_pipeline.py", tmp_path, without_torch())
     assert value(text, "chains fused") == 2
-    assert re.findall(r"^forward +(\w+) +\S", text, re.MULTILINE) == [
+    assert re.findall(r"^forward +(Fuse\w+)", text, re.MULTILINE) == [
         "FuseGatedFFN",
         "FuseMatmulEpilogue",
     ]

@@ -3,6 +3,7 @@
 Nothing else in the package imports this.
 """
 
+from ..report.costs import FunctionCost, ItemCost, function_cost
 from .report_page import report_html
 
-__all__ = ["report_html"]
+__all__ = ["FunctionCost", "ItemCost", "function_cost", "report_html"]
