@@ -59,6 +59,7 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     first = {d.kernel: d for d in reversed(report.fused)}
     links = {name: f"k{number}" for number, name in enumerate(kernels)}
     lost, left = report.declined, report.leftovers
+    texts = {source.function for source in report.material.sources}
     sections: list[tuple[str, str, Content]] = [("overview", "Overview", _overview(report))]
     if measured is not None:
         sections.append(("measured", "Measured", measured_parts(measured, links)))
@@ -67,7 +68,7 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
         ("chains", f"Chains ({len(kernels)})", chains or tag("p", "No chain was fused.")),
         ("not-fused", f"Not fused ({len(lost) + len(left)})", _not_fused(report)),
         ("graph", "Graphs", _graphs(report, links)),
-        ("sources", f"Kernels ({len(report.material.sources)})", _sources(report, links)),
+        ("sources", f"Kernels ({len(texts)})", _sources(report, links)),
     ]
     title = report.material.model or "Fusion report"
     lead = f"For {report.device or 'a device that the report does not name'}."
