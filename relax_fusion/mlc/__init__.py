@@ -10,7 +10,7 @@ Afterwards MLC-LLM's ``compile`` runs our pipeline in the place of its own;
 ``python -m relax_fusion.mlc compile ...`` does the same on the command line.
 """
 
-from .installation import install, uninstall
 from .package import AbsentLibraryWarning
+from .phases import install, uninstall
 
 __all__ = ["AbsentLibraryWarning", "install", "uninstall"]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import RelaxFusionError
+from ..transforms.running import running
 from ..validation import printable
 from . import command_line
-from .installation import install
 from .package import KNOWN
+from .phases import install
 
 TRACEBACK = "--traceback"
 """Our argument, anywhere: errors come with the place in the code."""
@@ -34,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as err:
         return _failed(f"MLC-LLM lacks what it imports: {err}; {_advice(err)}", where=where)
     except Exception as err:  # whatever TVM and MLC-LLM raise, which have no class in common
-        during = f"the pass {command_line.running[-1]} failed: " if command_line.running else ""
+        name, _ = running()
+        during = f"the pass {name} failed: " if name else ""
         return _failed(f"{during}{_told(err)}; {TRACEBACK} shows where", where=where)
     return 0
 

@@ -7,12 +7,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
-
-import tvm
-from tvm.ir.instrument import pass_instrument
-from tvm.ir.transform import PassContext, PassInfo
 
 from ..errors import MissingPackageError, TargetError
 from ..hardware import DEVICES
@@ -25,9 +20,6 @@ NEED_LIBRARY = ("chat", "serve", "package", "calibrate", "router")
 
 NAMES = ("llvm", *sorted(name for name, spec in DEVICES.items() if spec.kind == "gpu"))
 """What ``--device`` takes beside MLC-LLM's names: this machine's processor, and GPUs."""
-
-running: list[str] = []
-"""The passes that are running, the innermost last; those that failed stay."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -49,8 +41,6 @@ def run(arguments: Sequence[str]) -> None:
         sys.modules["mlc_llm.tokenizers"] = tokenizer
     _name_devices()
     _tell_reasons()
-    compiler: Any = sys.modules["mlc_llm.interface.compile"]
-    compiler.PassContext = partial(PassContext, instruments=[_Running()])
     sys.argv = ["mlc_llm", *arguments]
     importlib.import_module("mlc_llm.__main__").main()
 
@@ -104,15 +94,3 @@ def _telling(convert: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(err)) from err
 
     return convert_or_tell
-
-
-@pass_instrument
-class _Running:
-    """Keeps `running`."""
-
-    def run_before_pass(self, _mod: tvm.IRModule, info: PassInfo) -> None:
-        running.append(info.name)
-
-    def run_after_pass(self, _mod: tvm.IRModule, info: PassInfo) -> None:
-        while running and running.pop() != info.name:
-            pass  # one that failed, which its caller did not mind

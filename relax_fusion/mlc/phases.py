@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -11,8 +11,10 @@ from typing import Any
 
 from tvm import relax, tirx
 from tvm.ir.transform import Pass
+from tvm.relax.pipeline import PIPELINE_MAP
 from tvm.target import Target
 
+from ..errors import PipelineError
 from ..hardware.target import is_cuda, is_gpu
 from ..mend.single_elements import ReadSingleElements
 from ..options import PipelineOptions, make_options
@@ -27,9 +29,9 @@ from ..pipeline import (
 )
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
-from ..transforms.workspaces import LiftWorkspaces
-from .package import LIBRARIES, available
+from .package import LIBRARIES, NAME, available, load, options
 from .repairs import (
+    LiftWorkspaces,
     NumberFirstExperts,
     RunThreadsInTurn,
     TakePositionsOfBatch,
@@ -180,3 +182,73 @@ def phase6_bytecode(given: Given, options: PipelineOptions) -> list[Pass]:
             given.passes.AttachCUDAGraphAllocInitFunc(),
         ]
     return [*graphs, *lower_to_vm(options)]
+
+
+ANY = "h200"
+"""A target that takes every choice, to check their values before one is known."""
+
+CHOICES = (
+    *("backend", "plans", "disable", "always_fuse", "allow_tf32", "validate", "report"),
+    "progress",
+)
+"""Arguments of our pipeline that MLC-LLM's lacks."""
+
+_before: dict[str, Any] = {}
+"""What `install` replaced, the pipeline and the method that settles the options, and where."""
+
+
+def install(**choices: Any) -> None:
+    """Let MLC-LLM compile with our phases.
+
+    Its own passes still attach what its engine calls, and its metadata.  Again is harmless: the
+    last choices hold.  Call it before MLC-LLM is imported, which TVM 0.27 needs, or after.
+
+    Parameters
+    ----------
+    **choices
+        Fields of `relax_fusion.PipelineOptions` that MLC-LLM does not set: ``backend``, ``plans``,
+        ``disable``, ``always_fuse``, ``allow_tf32``, ``validate``, ``report``, ``progress``.
+
+    Raises
+    ------
+    MissingPackageError
+        If ``mlc_llm`` cannot be imported.
+    VersionError
+        If TVM or MLC-LLM is of a version that is not known.
+    PipelineError
+        If a choice has another name, or a value that it cannot take on any target.
+    """
+    for name in choices:
+        if name not in CHOICES:
+            raise PipelineError(f"install has no choice {name!r}; it takes {', '.join(CHOICES)}")
+    make_options(ANY, dict(choices))
+    passes, flags = load(), options()
+    if not _before:
+        _before.update(pipeline=PIPELINE_MAP[NAME], flags=flags, update=flags.update)
+    PIPELINE_MAP[NAME] = partial(make_pipeline, passes, choices)
+    flags.update = _settling(_before["update"])
+
+
+def uninstall() -> None:
+    """Give MLC-LLM its own pipeline back; nothing happens if it has it.
+
+    TVM keeps the names that it lacked: MLC-LLM, which is imported, goes on using them.
+    """
+    if _before:
+        PIPELINE_MAP[NAME] = _before["pipeline"]
+        _before["flags"].update = _before["update"]
+        _before.clear()
+
+
+def _settling(update: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """Return MLC-LLM's method that settles its options, which then drops absent libraries.
+
+    Models ask for some of them while they are exported, long before the pipeline.
+    """
+
+    def settle(self: Any, target: Any, quantization: Any) -> None:
+        update(self, target, quantization)
+        for option in LIBRARIES:
+            setattr(self, option, available(option, getattr(self, option)))
+
+    return settle

@@ -19,8 +19,7 @@ from ..workload import Packed
 from . import bert, gpt2, llama
 from .config import BertConfig, Config
 from .errors import ConfigError
-from .layers import DTYPES, Recipe
-from .quantized import FORM, WHOLE, quantized
+from .layers import DTYPES, FORM, WHOLE, Recipe, quantized
 
 _FAMILIES: dict[str, tuple[ModuleType, type[nn.Module]]] = {
     "llama": (llama, llama.LlamaForCausalLM),

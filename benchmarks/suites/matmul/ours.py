@@ -11,8 +11,7 @@ from tvm.relax.frontend import nn
 
 from benchmarks.building import Built, compiled, compiled_as_mlc, compiled_by_tvm
 from benchmarks.suites.matmul.cases import ROPE, Chain
-from relax_fusion.models.layers import OffsetRMSNorm, activation
-from relax_fusion.models.quantized import quantized
+from relax_fusion.models.layers import OffsetRMSNorm, activation, quantized
 from relax_fusion.models.rope import Angles
 from relax_fusion.quantization import quantization
 from relax_fusion.workload import Norm

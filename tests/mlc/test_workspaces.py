@@ -8,7 +8,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from relax_fusion.transforms.workspaces import LiftWorkspaces
+from relax_fusion.mlc.repairs import LiftWorkspaces
 
 from ..support.quick import machine, quickly
 
