@@ -44,8 +44,8 @@ with builder.function("main", [x, weight]):
     product = relax.op.matmul(builder.emit(call), weight)
     builder.emit_func_output(builder.emit(product))
 
-# The matmul behind it gets kernels of the library's own, for up to 16 rows.
-executable = relax_fusion.build(builder.get(), "h200", variable_bounds={"rows": 16})
+# The matmul behind it gets kernels of the library's own, for up to 64 rows.
+executable = relax_fusion.build(builder.get(), "h200", variable_bounds={"rows": 64})
 library = Path("own_kernel.so")
 executable.export_library(str(library))
 

@@ -90,7 +90,7 @@ def test_new_device(tmp_path: Path) -> None:
             int(re.findall(rf"{function}: (\d+) us, limited by", text)[0]) for text in (a10, h200)
         )
         assert slow > 3 * fast
-    assert "persistent" in h200 and "persistent" not in a10
+    assert "cuda" in h200 and "cuda" not in a10
 
 
 def test_all_are_listed_and_run_here() -> None:

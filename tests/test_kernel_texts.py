@@ -129,7 +129,6 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
         [
             plan("gemv", 1, 2, 256),
             plan("pointer", 16, 64, 64, num_stages=3, split_k=2),
-            plan("persistent", 128, 128, 64, num_stages=4, num_warps=8),
         ],
     ),
     "TritonAttention": (

@@ -28,10 +28,13 @@
 //                                    both features of pairs, which `rotation.cu` turns
 //   RUN                              lines of a weight that lie side by side, of those copied at once
 //   VECTORS, RESIDUAL                operands of `epilogue` along the features; one of all elements
+//   COPIES_RESIDUAL                  whether that comes through the ring
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
 //   ELEMENT_BYTES                    of an element of x and the weights
 //   Number, Result, Sum, Value       types: of vectors; of results and residuals; of what wgmma
 //                                    adds up; of what `epilogue` returns
+//   Unit                             type of the bytes of a row that a thread stores at once: 16, or
+//                                    fewer where rows are no multiples of 16 bytes
 //   RELEASED                         its successor begins when it does: that waits where it has to
 //   ADAPTER_STEPS                    steps behind those of k, whose operands are `narrow` and
 //                                    `adapter`; only the narrow one comes from the predecessor
@@ -60,15 +63,17 @@ constexpr int STORED = PASSED_BYTES / (PART * sizeof(Result));  // lines of the 
 constexpr int STORED_ACROSS = SWAPPED ? STORED : PART;  // features of a row
 constexpr int VALUES = INTERLEAVED ? 2 : 4;          // of a thread, in eight wide lines
 constexpr bool WORDS = sizeof(Result) == 4;          // results are no halves, as matrices have
-constexpr int LANES = 16 / sizeof(Result);           // results in 16 bytes
+constexpr bool ODD = sizeof(Unit) == 2;              // rows have an odd number of halves
+constexpr int UNIT_BYTES = ODD ? 4 : sizeof(Unit);
+constexpr int UNIT = UNIT_BYTES / sizeof(Result);    // results that a thread stores at once
+constexpr int UNITS = STORE_BYTES / UNIT_BYTES / 128;        // that a thread stores in turn, and
+constexpr int AT_ONCE = UNITS / (UNIT_BYTES == 16 ? 1 : 2);  // together: of all, registers spill
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
 constexpr int RESIDUAL_BYTES = ROWS * LINE;          // of 64 features
 constexpr int RESIDUALS_OF_STAGE = STAGE_BYTES / RESIDUAL_BYTES;
 constexpr int RESIDUAL_STEPS =                       // stages of a tile
-    RESIDUAL && SPLIT == 1 && !WORDS
-        ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE)
-        : 0;
+    COPIES_RESIDUAL ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE) : 0;
 constexpr bool LATE = DEPENDENT && ADAPTER_STEPS > 0;  // waits when it comes to the narrow operand
 
 // Where 16 bytes lie in a tile on its way out, whose lines are rows: without bank conflicts.
@@ -77,6 +82,30 @@ __device__ __forceinline__ int place_of(int line, int piece) {
   const int turn = WORDS ? line & (SWAPPED ? 2 : 6) : bytes == 64 ? line / 2 & 3 : line & 7;
   return line * bytes + ((piece ^ turn) << 4);
 }
+
+// Where a half lies there.
+__device__ __forceinline__ u16* element_of(unsigned char* store, int line, int column) {
+  return (u16*)(store + place_of(line, column / 8)) + column % 8;
+}
+
+// What a thread stores, or reads of a residual, at once: where it lies in a tile on its way.
+template <class T>
+struct Whole {
+  T* here;
+
+  __device__ __forceinline__ void read(const void* from) const { *here = *(const T*)from; }
+  __device__ __forceinline__ void write(void* to) const { *(T*)to = *here; }
+};
+
+struct Pair {  // two halves, in a word of memory
+  u16 *low, *high;
+
+  __device__ __forceinline__ void read(const void* from) const {
+    const u32 both = *(const u32*)from;
+    *low = both, *high = both >> 16;
+  }
+  __device__ __forceinline__ void write(void* to) const { *(u32*)to = *low | *high << 16; }
+};
 
 // One of the matmuls of the same rows that a launch computes.
 struct Product {
@@ -390,24 +419,45 @@ matmul(PARAMETERS) {
         }
         #pragma unroll
         for (int top = ROTATED ? WIDE_PART : 0; top < WIDE_PART; top += STORED) {
-          // 16 bytes of a row for each thread, twice
-          auto for_pieces = [&](auto&& move) {
-            #pragma unroll
-            for (int i = thread; i < STORE_BYTES / 16; i += 128) {
-              constexpr int pieces = STORED_ACROSS / LANES;
-              const int line = i / pieces, piece = i % pieces;
-              const int wide = top + (SWAPPED ? LANES * piece : line);
-              const int row = SWAPPED ? tall_first + line : wide_first + wide;
-              const int feature = SWAPPED ? wide_first + wide : tall_first + LANES * piece;
-              const bool own = SPLIT == 1 || wide / 8 % SPLIT == part_of_k;
-              if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
-                move(store + place_of(line, piece), (u64)row * at.product.features + feature);
+          // `move` takes units of rows, on their way and by their number in memory; neighbouring
+          // threads have neighbouring ones.  Where rows have an odd number of halves, every other
+          // row begins in the middle of a word: its pairs begin one element earlier.
+          auto for_units = [&](auto&& move) {
+            #pragma unroll AT_ONCE
+            for (int i = thread; i < STORE_BYTES / UNIT_BYTES; i += 128) {
+              constexpr int units = STORED_ACROSS / UNIT;
+              const int line = i / units, unit = i % units;
+              auto with_place = [&](int across, auto&& then) {
+                const int wide = top + (SWAPPED ? across : line);
+                const int row = SWAPPED ? tall_first + line : wide_first + wide;
+                const int feature = SWAPPED ? wide_first + wide : tall_first + across;
+                const bool own = SPLIT == 1 || wide / 8 % SPLIT == part_of_k;
+                if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
+                  then((u64)row * at.product.features + feature);
+              };
+              if constexpr (ODD) {
+                const int low = 2 * unit - (SWAPPED ? tall_first + line : wide_first + top + line) % 2;
+                const int first = low < 0 ? STORED_ACROSS - 1 : low;
+                u16* const here[] = {element_of(store, line, first), element_of(store, line, low + 1)};
+                u64 there[2] = {~0ull, ~0ull};
+                with_place(first, [&](u64 place) { there[0] = place; });
+                with_place(low + 1, [&](u64 place) { there[1] = place; });
+                if (there[0] + 1 == there[1] && there[1] % 2 == 1) {
+                  move(Pair{here[0], here[1]}, there[0]);
+                } else {
+                  for (int i = 0; i < 2; ++i)
+                    if (there[i] != ~0ull) move(Whole<u16>{here[i]}, there[i]);
+                }
+              } else {
+                with_place(UNIT * unit, [&](u64 there) {
+                  unsigned char* const piece = store + place_of(line, unit * UNIT_BYTES / 16);
+                  move(Whole<Unit>{(Unit*)(piece + unit * UNIT_BYTES % 16)}, there);
+                });
+              }
             }
           };
           if constexpr (RESIDUAL && RESIDUAL_STEPS == 0) {
-            for_pieces([&](unsigned char* here, u64 there) {
-              *(uint4*)here = *(const uint4*)(at.product.residual + there);
-            });
+            for_units([&](auto unit, u64 there) { unit.read(at.product.residual + there); });
             threads_sync<128>(group + 1);
           }
           #pragma unroll
@@ -469,9 +519,7 @@ matmul(PARAMETERS) {
             }
           }
           threads_sync<128>(group + 1);
-          for_pieces([&](unsigned char* here, u64 there) {
-            *(uint4*)(at.product.out + there) = *(const uint4*)here;
-          });
+          for_units([&](auto unit, u64 there) { unit.write(at.product.out + there); });
           threads_sync<128>(group + 1);
         }
       }

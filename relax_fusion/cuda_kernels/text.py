@@ -15,6 +15,7 @@ from ..estimator.families.cuda_matmul.tiles import (
     line_bytes,
     lines_copied,
 )
+from ..hardware.instructions import PIECE_BYTES
 from ..workload import Packed
 from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
 from .unpacking import numbers_of
@@ -26,6 +27,7 @@ together 65,536 at most, each a multiple of 8 (PTX ISA, ``setmaxnreg``).  One wa
 for each thread anyway."""
 
 _HALVES = {"float16": "f16", "bfloat16": "bf16"}
+_UNITS = {16: "uint4", 8: "unsigned long long", 4: "unsigned", 2: "unsigned short"}
 _C_TYPES = {**dict.fromkeys(_HALVES, "unsigned short"), "float32": "float", "int32": "int"}
 
 _FUNCTIONS = {"tanh": "hyperbolic_tangent"}
@@ -86,6 +88,8 @@ class MatmulForm:
         Steps of 64 that it goes on for behind those along k, with the ``x A`` and the B of an
         adapter of each product.  The kernel in front makes the former, and nothing else of what
         this one reads; where that is dependent, it has to be `released`.
+    unit_bytes : int
+        Bytes of a row of the results that a thread stores at once.
     """
 
     plan: CudaPlan
@@ -102,6 +106,7 @@ class MatmulForm:
     rotated: RotatedForm | None = None
     released: bool = False
     adapter_steps: int = 0
+    unit_bytes: int = PIECE_BYTES
 
     @property
     def result_dtype(self) -> str:
@@ -143,7 +148,8 @@ class MatmulForm:
     @property
     def copies_residual(self) -> bool:
         """Whether a residual comes through the ring, by a tensor map."""
-        return self.has_residual and copies_residual(self.plan, DTYPE_BYTES[self.result_dtype])
+        bytes_each = DTYPE_BYTES[self.result_dtype]
+        return self.has_residual and copies_residual(self.plan, bytes_each, self.unit_bytes)
 
     @property
     def units(self) -> int:
@@ -185,6 +191,7 @@ class MatmulForm:
             "Result": _C_TYPES[self.result_dtype],
             "Sum": _C_TYPES[accumulator(self.dtype)],
             "Value": value,
+            "Unit": _UNITS[self.unit_bytes],
         }
         return [f"typedef {known} {name};" for name, known in types.items()]
 
@@ -212,6 +219,7 @@ class MatmulForm:
             "RUN": self.run,
             "VECTORS": self.vectors,
             "RESIDUAL": int(self.has_residual),
+            "COPIES_RESIDUAL": int(self.copies_residual),
             "DEPENDENT": int(self.dependent),
             "EARLY": int(self.early),
             "ELEMENT_BYTES": DTYPE_BYTES[self.dtype],

@@ -19,7 +19,6 @@ from ..hardware import DeviceSpec
 from ..launch.arguments import Workspace
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
 from .cuda import cuda_steps
-from .hopper import persistent_steps
 from .kernels.gemv import gemv
 from .kernels.matmul_pointer import matmul_pointer
 from .kernels.row_norm import row_norm
@@ -123,8 +122,6 @@ def _matmul(
         yield _gemv(c, products, x, found, norm)
     elif family == "pointer":
         yield from _pointer(c, products, x, found, norm)
-    elif family == "persistent":
-        yield from persistent_steps(c, products, x)
     elif family == "cuda":
         yield from cuda_steps(c, products, x)
     else:

@@ -19,6 +19,7 @@ from ..estimator.families.cuda_matmul.tiles import (
     angles_of,
     block_k,
     split_alike,
+    unit_bytes,
 )
 from ..estimator.registry import family_of
 from ..launch.arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
@@ -66,6 +67,7 @@ def _step(c: Contraction, alike: Sequence[Product], x: Any, released: bool = Fal
         _rotated_form(alike),
         released,
         _adapter_steps(one),
+        unit_bytes((p.n for p in alike), c.work.out_dtype),
     )
     args = _arguments(c, form, alike, x)
     # Loads of 16 bytes; of what is a part, no more is known than where the whole begins

@@ -105,12 +105,12 @@ class Product:
             rotated=self.angles.pairs if self.angles else None,
         )
 
-    def tensors(self, parts: Any = None, w: Any = None, up: Any = None) -> Tensors:
-        """Return its arguments; `w` and `up` replace the weights themselves."""
+    def tensors(self, parts: Any = None) -> Tensors:
+        """Return its arguments."""
         turns = self.angles
         return Tensors(
-            w=given_or(w, self.weight),
-            up=given_or(up, self.up),
+            w=self.weight,
+            up=self.up,
             bias=self.bias,
             up_bias=self.up_bias,
             out=self.out,

@@ -27,9 +27,6 @@ waiting programs take the room of those that still have work (measured on an H20
 REDUCE_TILE = (1, 1024)
 """Rows and columns of a program that adds the parts of a split matmul."""
 
-ONE_A_MULTIPROCESSOR = ("persistent", "cuda")
-"""Families of which each multiprocessor runs one thread block from begin to end."""
-
 GROUP_M = 8
 """Row tiles that are walked together, so that their weights are still in the L2 cache."""
 
@@ -119,8 +116,8 @@ class Contraction:
         Each waits for it before it reads what another kernel may have written, and before it
         writes anything, so one that has ended knows that all before it have.
         """
-        persistent = self.plan.family in ONE_A_MULTIPROCESSOR  # few that wait
-        return self.dev.capabilities.dependent_launch and (self.few_rows or persistent)
+        few = self.few_rows or self.plan.family == "cuda"  # one thread block a multiprocessor
+        return self.dev.capabilities.dependent_launch and few
 
     @property
     def few_rows(self) -> bool:

@@ -230,6 +230,21 @@ CASES = {
         plan(64, 24, swapped=1),
     ),
     "turned_up_first": Case(gated(layout="kn", gate_first=False), plan(24, 64, split_k=2)),
+    "unaligned": Case(matmul(*EVERY_STEP, n=131), plan(40, 128)),
+    "unaligned_swapped": Case(matmul("residual", n=70), plan(64, 40, swapped=1)),
+    "unaligned_sharing": Case(matmul("residual", n=131), plan(32, 64, cluster_m=2, cluster_n=2)),
+    "unaligned_split": Case(matmul("bias", "residual", k=520, n=132), plan(16, 64, split_k=2)),
+    "unaligned_three": Case(several(135, 72, 1), plan(16, 64)),
+    "unaligned_gate": Case(replace(gated(), n=75), plan(16, 64)),
+    "unaligned_turns": Case(matmul("bias", n=131), plan(16, 64, turns=2, num_stages=3)),
+    "unaligned_words": Case(
+        replace(matmul("bias", n=133, dtype="bfloat16"), out_dtype="float32"),
+        plan(64, 24, swapped=1),
+    ),
+    "unaligned_int8": Case(
+        replace(integers(), outputs=(Projection(133, "nk"),)), plan(16, 64, block_k=128)
+    ),
+    "unaligned_adapter": Case(adapted(16, n=131), plan(16, 64)),
     "adapter": Case(adapted(16), plan(16, 64)),
     "adapter_steps": Case(adapted(72, steps=EVERY_STEP), plan(40, 128)),
     "adapter_swapped": Case(

@@ -40,6 +40,8 @@ PACKED = {
     "q4_steps_of_128": Case(packed(matmul(), k=384), plan(16, 64, 128)),
     "q4_steps_of_256": Case(packed(matmul("residual"), k=768), plan(16, 64, 256)),
     "q4_bfloat16": Case(packed(matmul(dtype="bfloat16"), bfloat16(Q4)), plan(16, 64)),
+    "q4_unaligned": Case(packed(matmul("bias", "residual", n=133)), plan(16, 64)),
+    "q4_unaligned_gate": Case(packed(replace(gated(), n=75)), plan(16, 64)),
     "q4_groups_of_64": Case(packed(matmul(), replace(Q4, group=64), 256), plan(16, 64, 128)),
     "q4_groups_of_128": Case(packed(matmul(), Packed(4, 128, 8), 448), plan(16, 64)),
     "q4_one_group": Case(packed(matmul(), Packed(4, -1, 8), 224), plan(16, 64)),

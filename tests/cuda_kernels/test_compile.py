@@ -131,6 +131,12 @@ FORMS = {
         )
         for name in ("one_group", "two_groups_of_features", "turns_rows_tall", "split")
     },
+    **{
+        f"units_of_{unit}": MatmulForm(
+            LONG["turns"], "float16", "", True, STEPS[1:4], dependent=True, unit_bytes=unit
+        )
+        for unit in (2, 4, 8)
+    },
     "narrow": MatmulForm(
         *(plan(64, 64, swapped=1, num_stages=12, split_k=8), "float16"),
         steps=("times:0.5",),

@@ -13,13 +13,12 @@ import pytest
 from benchmarks.suites.matmul.cases import Chain
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, choose, predict, predict_unfused, violations
+from relax_fusion.estimator.families.triton_matmul.tiles import FAMILIES
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain, NormMatmul, Projection
 from relax_fusion.workload.norm_matmul import WeightLayout
 
 from ..support.estimator_cases import GPU, RMS, ROWS
-
-pytestmark = pytest.mark.usefixtures("without_cuda_matmul")
 
 FILE = Path(__file__).parents[1] / "data" / "2026-11-21-fused_and_apart.json"
 MEASURED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -54,12 +53,13 @@ def seconds(pair: dict[str, Any]) -> tuple[float, float]:
 
 @cache
 def pairs() -> list[tuple[dict[str, Any], float, float]]:
-    """Return what was measured in pairs, and both predictions: of kernels that there were then."""
-    return [(pair, *seconds(pair)) for pair in MEASURED["pairs"]]
+    """Return what was measured in pairs, and both predictions, of kernels that are still there."""
+    known = (pair for pair in MEASURED["pairs"] if pair["plan"].split()[0] in FAMILIES)
+    return [(pair, *seconds(pair)) for pair in known]
 
 
 def test_who_was_measured_to_win_is_not_predicted_to_lose() -> None:
-    assert len(pairs()) >= 100
+    assert len(pairs()) >= 50
     for pair, fused, apart in pairs():
         measured, predicted = pair["apart_us"] / pair["fused_us"], apart / fused
         assert not (measured < BAR and predicted > 1 / BAR), pair
@@ -118,9 +118,13 @@ TIMED: dict[str, dict[str, float]] = json.loads(
 """Generated kernels and two of ours, in one run (2026-11-23-bench_chain.json)."""
 
 
-@pytest.mark.parametrize("name", TIMED)
+@pytest.mark.usefixtures("without_cuda_matmul")
+@pytest.mark.parametrize("name", [name for name in TIMED if "r4096" not in name])
 def test_a_chain_of_matmuls_is_fused_where_that_wins(name: str) -> None:
-    """What would win by a fifth is not left apart."""
+    """What would win by a fifth is not left apart.
+
+    At 4096 rows, what was timed apart was a kernel that is no longer there.
+    """
     gain = TIMED[name]["apart_us"] / TIMED[name]["fused_us"]
     if isinstance(choose(CHAINS[name], GPU, backend="triton"), Choice):
         assert gain > BAR
@@ -128,6 +132,7 @@ def test_a_chain_of_matmuls_is_fused_where_that_wins(name: str) -> None:
         assert gain < 1.2
 
 
+@pytest.mark.usefixtures("without_cuda_matmul")
 @pytest.mark.parametrize("name", ["G1", "G2", "G3", "bottleneck", "batch8"])
 def test_two_small_matmuls_are_priced_near_what_was_measured(name: str) -> None:
     work = CHAINS[name]

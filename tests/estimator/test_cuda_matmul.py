@@ -266,9 +266,12 @@ def test_which_rotations_are_refused(work: NormMatmul, sentence: str) -> None:
             "h200",
             "k is 4104, rows of a tensor map must be multiples of 16",
         ),
-        (replace(TF32, outputs=(Projection(66, "nk"),)), "h200", "n is 66, family 'cuda' stores 4"),
         (norm_matmul(k=100), "h200", "k is 100, rows of a tensor map must be multiples of 8"),
-        (norm_matmul(n=100), "h200", "n is 100, family 'cuda' stores 8 features at a time"),
+        (
+            norm_matmul(n=100, layout="kn"),
+            "h200",
+            "n is 100 of weights [k, n], rows of a tensor map must be multiples of 8 elements",
+        ),
         (
             replace(ALONE, outputs=(Projection(64, "nk", ("residual", "relu", "residual")),)),
             "h200",

@@ -12,7 +12,6 @@ from relax_fusion.estimator import Choice, candidates, choose, predict, predict_
 from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S_PER_ROW, NORM_S
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.families.triton_matmul.tiles import (
-    accumulator_columns,
     accumulators,
     norm_inside,
     smem_bytes,
@@ -34,26 +33,14 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
     return TilePlan(*block, backend="triton", family=family, **numbers)
 
 
-PERSISTENT = plan("persistent", 128, 128, 64, num_warps=8)
 POINTER = plan("pointer", 16, 64, 64)
 GEMV = plan("gemv", 1, 2, 2048, num_stages=1)
-H200_FAMILIES = {"gemv", "pointer", "persistent"}
-GATED_KN = replace(gated_ffn(), layout="kn")
 
 
 def rotated(head_dim: int = 128, layout: str = "nk") -> NormMatmul:
     """Return norm -> matmul of which 40 heads are rotated."""
     rope = Rope(head_dim, 40 * head_dim, "float32", DynamicDim("s"))
     return replace(norm_matmul(), outputs=(Projection(48 * head_dim, layout, (), rope),))
-
-
-NEIGHBOURS = rotated()
-NEIGHBOURS = replace(
-    NEIGHBOURS,
-    outputs=tuple(
-        replace(p, rope=replace(p.rope, pairing="neighbours")) for p in NEIGHBOURS.outputs
-    ),
-)
 
 
 ROTATED = rotated()
@@ -66,8 +53,7 @@ def test_candidates_fit(work, name) -> None:
     found = list(candidates(work, dev, "triton"))
     assert len(found) == len(set(found)) > 10
     assert {p.backend for p in found} == {"triton"}
-    hopper = name in ("h200", "h100", "h100_pcie")
-    assert {p.family for p in found} == (H200_FAMILIES if hopper else {"gemv", "pointer"})
+    assert {p.family for p in found} == {"gemv", "pointer"}
     assert all(violations(p, work, dev) == () for p in found)
     shape = matmul_shape(work, pairs=False)
     assert max(smem_bytes(p, shape) for p in found) <= dev.smem_per_block_bytes
@@ -80,46 +66,12 @@ def test_one_row_alone_has_dot_products() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "widths"),
-    [
-        (norm_matmul(), {64, 96, 128, 160, 192, 256}),
-        (norm_matmul(layout="kn"), {64, 96, 128, 160, 192, 256}),
-        (norm_matmul(n=6145), {64, 128, 256}),
-        (norm_matmul(n=6148), {64, 128, 256}),
-        (gated_ffn(), {64, 128}),
-        (GATED_KN, {64, 128}),
-        (ROTATED, {128}),
-        (rotated(96), set()),
-    ],
-)
-def test_widths_of_persistent_tiles(work, widths) -> None:
-    found = list(candidates(work, GPU, "triton"))
-    assert {p.block_n for p in found if p.family == "persistent"} == widths
-
-
-@pytest.mark.parametrize(
-    ("wanted", "gated", "turned", "columns"),
-    [
-        (PERSISTENT, False, False, (128, 0)),
-        (replace(PERSISTENT, block_n=96), False, False, (64, 32)),
-        (replace(PERSISTENT, block_n=160), False, False, (128, 32)),
-        (replace(PERSISTENT, block_n=256), False, False, (128, 128)),
-        (PERSISTENT, True, False, (128, 128)),
-        (PERSISTENT, False, True, (64, 64)),
-    ],
-)
-def test_columns_of_both_accumulators(wanted, gated, turned, columns) -> None:
-    assert accumulator_columns(wanted, gated=gated, rotated=turned) == columns
-
-
-@pytest.mark.parametrize(
     ("wanted", "work", "of_a_thread", "smem"),
     [
-        # 4 stages of 128 + 128 rows of 64 float16, and 17 KiB of barriers and conversions
-        (PERSISTENT, norm_matmul(), 64, 4 * 256 * 64 * 2 + (17 << 10)),
-        (PERSISTENT, gated_ffn(), 128, 4 * 384 * 64 * 2 + (17 << 10)),
-        (PERSISTENT, ROTATED, 64, 4 * 256 * 64 * 2 + (17 << 10)),
+        # 4 stages of 16 + 64 rows of 64 float16, and 4 KiB of conversions
         (POINTER, norm_matmul(), 8, 4 * 80 * 64 * 2 + (4 << 10)),
+        (POINTER, gated_ffn(), 16, 4 * 144 * 64 * 2 + (4 << 10)),
+        (POINTER, ROTATED, 8, 4 * 80 * 64 * 2 + (4 << 10)),
     ],
 )
 def test_resources(wanted, work, of_a_thread, smem) -> None:
@@ -139,7 +91,6 @@ def test_where_the_norm_goes() -> None:
     assert norm_inside(norm_matmul(), GEMV) and norm_inside(layer, GEMV)
     assert norm_inside(norm_matmul(), POINTER) and not norm_inside(layer, POINTER)
     assert not norm_inside(norm_matmul(), replace(POINTER, block_k=128))
-    assert not norm_inside(norm_matmul(), PERSISTENT)
     assert not norm_inside(norm_matmul(), replace(POINTER, block_m=32))
     assert not norm_inside(after_add, GEMV)
     assert not norm_inside(norm_matmul(norm=None), GEMV)
@@ -147,12 +98,12 @@ def test_where_the_norm_goes() -> None:
 
 CPU_AND_DTYPE = [
     (
-        PERSISTENT,
+        POINTER,
         norm_matmul(),
         AVX2,
         "backend is 'triton', there is 'tir' for NormMatmul",
     ),
-    (PERSISTENT, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
+    (POINTER, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
     (
         replace(POINTER, family=""),
         norm_matmul(),
@@ -177,71 +128,13 @@ TILE_SENTENCES = [
         "a thread has 256 accumulators, at most 192 fit its registers",
     ),
     (
-        replace(PERSISTENT, num_stages=9),
+        replace(POINTER, num_stages=30),
         norm_matmul(),
-        "needs 312320 B of shared memory, the H200 has 232448 B per block",
+        "needs 311296 B of shared memory, the H200 has 232448 B per block",
     ),
 ]
-HOPPER_SENTENCES = [
-    (PERSISTENT, norm_matmul(k=100), "k is 100, rows of a tensor map must be multiples of 8"),
-    (PERSISTENT, norm_matmul(n=100, layout="kn"), "n is 100, rows of a tensor map must be"),
-    (replace(PERSISTENT, num_warps=4), norm_matmul(), "num_warps is 4, family 'persistent' has 8"),
-    (replace(PERSISTENT, block_m=64), norm_matmul(), "block_m is 64, family 'persistent' has 128"),
-    (replace(PERSISTENT, block_k=32), norm_matmul(), "block_k is 32, family 'persistent' has 64"),
-    (replace(PERSISTENT, split_k=2), norm_matmul(), "split_k is 2, family 'persistent' has 1"),
-    (
-        replace(PERSISTENT, block_n=192, num_stages=4),
-        replace(norm_matmul(), outputs=(Projection(6144, "nk", ("gelu", "residual")),)),
-        "block_n is 192, with a residual and other steps behind the bias more than 128 spill",
-    ),
-    (
-        PERSISTENT,
-        replace(norm_matmul(), outputs=(Projection(6145, "nk", ("residual",)),)),
-        "block_n is 128, with a residual and rows of the result that are no multiples of 16 bytes",
-    ),
-    (
-        replace(PERSISTENT, block_n=192),
-        norm_matmul(n=6145),
-        "block_n is 192, accumulators of 128 and 64 columns need rows of the result that are",
-    ),
-    (
-        replace(PERSISTENT, block_n=224),
-        norm_matmul(),
-        "block_n is 224, family 'persistent' has 64, 96, 128, 160, 192, 256 for this",
-    ),
-    (
-        replace(PERSISTENT, block_n=256),
-        gated_ffn(),
-        "block_n is 256, family 'persistent' has 64, 128 for this",
-    ),
-    (
-        replace(PERSISTENT, block_n=256),
-        ROTATED,
-        "block_n is 256, family 'persistent' has 128 for this",
-    ),
-]
-COPY_SENTENCES = [
-    (
-        PERSISTENT,
-        norm_matmul(n=104, layout="kn"),
-        "block_n is 128, of a weight [k, n] boxes have a multiple of 64 features",
-    ),
-    (replace(PERSISTENT, block_n=256), NEIGHBOURS, "block_n is 256, rotated more than 192"),
-    (PERSISTENT, rotated(96), "block_n is 128, 64 pairs are no whole runs: pairs of"),
-    (
-        PERSISTENT,
-        rotated(24),
-        "pairs of rotated features are 12 apart, family 'persistent' needs a multiple of 8",
-    ),
-]
-ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES, *HOPPER_SENTENCES, *COPY_SENTENCES]
+ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES]
 ELSEWHERE = [
-    (
-        PERSISTENT,
-        norm_matmul(),
-        "a100",
-        "family 'persistent' needs TMA and wgmma (sm_90), which the A100",
-    ),
     (
         replace(POINTER, block_m=128, block_k=128),
         norm_matmul(),
@@ -263,29 +156,13 @@ def test_each_violation_has_its_sentence(wrong, work, dev, sentence) -> None:
     assert any(s.startswith(sentence) for s in violations(wrong, work, dev))
 
 
-@pytest.mark.parametrize(
-    ("allowed", "work"),
-    [
-        (replace(PERSISTENT, block_n=96), norm_matmul(layout="kn")),
-        (PERSISTENT, norm_matmul(n=100)),  # rows of a weight [n, k] are k long
-        (PERSISTENT, rotated(64)),
-        (PERSISTENT, rotated(256)),
-        (PERSISTENT, rotated(layout="kn")),
-    ],
-)
-def test_what_is_close_to_a_violation(allowed, work) -> None:
-    assert violations(allowed, work, GPU) == ()
-
-
 def test_heads_are_rotated_by_tiles_of_whole_pairs() -> None:
-    found = list(candidates(ROTATED, GPU, "triton"))
-    assert {p.family for p in found} == H200_FAMILIES
-    # 24 pairs are no power of two: no box of pairs divides them
-    odd = {p.family for p in candidates(rotated(48), GPU, "triton")}
-    assert odd == {"gemv", "pointer"}
+    for head_dim in (128, 48):
+        found = {p.family for p in candidates(rotated(head_dim), GPU, "triton")}
+        assert found == {"gemv", "pointer"}
 
 
-@pytest.mark.parametrize("family", ["gemv", "pointer", "persistent"])
+@pytest.mark.parametrize("family", ["gemv", "pointer"])
 def test_rotating_is_free_but_for_the_pass_over_memory_that_it_saves(family) -> None:
     plain = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=None),))
     turned = [p for p in candidates(ROTATED, GPU, "triton") if p.family == family]
@@ -315,20 +192,17 @@ def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
     work = WORKS[name]
     found = list(candidates(work, GPU, "triton"))
     chosen = found[pick % len(found)]
-    if chosen.family == "persistent":  # where rows that are not there take time as well
-        rows = max(rows, chosen.block_m)
     few, many = (predict(work, chosen, GPU, n) for n in (rows, rows + more))
     assert many.seconds >= few.seconds * (1 - 1e-9)
     assert few.seconds > few.dram_bytes / GPU.dram_bytes_per_s
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
-def test_few_rows_stream_weights_and_many_fill_tensor_cores(work) -> None:
+def test_one_row_has_dot_products_and_several_have_tensor_cores(work) -> None:
     found = choose(work, GPU, backend="triton")
     assert isinstance(found, Choice)
-    families = {rows: found.plans.plan_for(rows).family for rows in (1, 16, 1024)}
-    assert families == {1: "gemv", 16: "pointer", 1024: "persistent"}
-    assert all(p.least.seconds < p.unfused.seconds for p in found.predictions[1:])
+    families = {rows: found.plans.plan_for(rows).family for rows in (1, 16)}
+    assert families == {1: "gemv", 16: "pointer"}
 
 
 def test_weights_that_take_several_waves_are_read_in_wide_lines() -> None:
@@ -355,8 +229,8 @@ def test_what_a_norm_adds() -> None:
         return predict(work, p, GPU, 64).seconds - predict(alone, p, GPU, 64).seconds
 
     assert norm_s(POINTER) == pytest.approx(64 * NORM_INSIDE_S_PER_ROW)
-    for p in (PERSISTENT, replace(POINTER, block_m=64)):
-        assert 0 < norm_s(p) - NORM_S[p.family] < 1e-6  # and the bytes of 64 rows, twice
+    tall = replace(POINTER, block_m=64)
+    assert 0 < norm_s(tall) - NORM_S["pointer"] < 1e-6  # and the bytes of 64 rows, twice
 
 
 def test_splitting_k_pays_where_tiles_are_few() -> None:

@@ -301,7 +301,7 @@ ON_GPU = tuple(
     Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)
     for backend, families in {
         "tir": ("", "mma", "wgmma", "few_rows"),
-        "triton": ("gemv", "pointer", "persistent", "cuda", "flash", "groups"),
+        "triton": ("gemv", "pointer", "cuda", "flash", "groups"),
     }.items()
     for family in families
 )

@@ -39,9 +39,7 @@ GEMV = plan("gemv", 1, 2, 256)
 POINTER = plan("pointer", 16, 64, 64, num_stages=3)
 SPLIT = replace(POINTER, split_k=2)
 TALL = replace(POINTER, block_m=64)
-PERSISTENT = TilePlan(
-    *(128, 128, 64), num_stages=4, num_warps=8, backend="triton", family="persistent"
-)
+MANY = replace(POINTER, block_m=128)
 
 
 def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
@@ -57,7 +55,6 @@ def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> 
         (TALL, ["row_norm", "matmul_pointer"]),
         (SPLIT, ["matmul_pointer", "split_reduce"]),
         (replace(TALL, split_k=2), ["row_norm", "matmul_pointer", "split_reduce"]),
-        (PERSISTENT, ["row_norm", "matmul_persistent"]),
     ],
 )
 @pytest.mark.parametrize("work", [WORK, GATED], ids=["norm_matmul", "gated"])
@@ -77,7 +74,7 @@ def test_calls_that_would_stay_are_refused() -> None:
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))
 
 
-FAMILIES = [GEMV, POINTER, SPLIT, PERSISTENT]
+FAMILIES = [GEMV, POINTER, SPLIT, MANY]
 
 
 def rotated(positions: Dim | None) -> NormMatmul:
@@ -125,14 +122,14 @@ def overlapping(mod: ir.IRModule) -> dict[str, set[bool]]:
 @pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, TALL], ids=lambda p: p.family)
 def test_launches_of_few_rows_overlap_from_the_first_on(chosen: TilePlan) -> None:
     for work in (WORK, replace(WORK, norm=None)):
-        few = emitted(work, PlanTable(((512, chosen), (None, PERSISTENT))))
-        assert set.union(*overlapping(few).values()) == {True}
+        few = overlapping(emitted(work, PlanTable(((512, chosen), (None, MANY)))))
+        many = overlapping(emitted(work, PlanTable.single(MANY)))
+        own = launched(emitted(work, PlanTable.single(chosen)))
+        assert all(True in few[name] for name in own) and set.union(*many.values()) == {False}
 
 
 @pytest.mark.usefixtures("not_compiled")
-def test_launches_of_many_rows_overlap_where_they_are_persistent() -> None:
-    many = overlapping(emitted(WORK, PlanTable.single(PERSISTENT)))
-    assert many == {"row_norm": {True}, "matmul_persistent": {True}}
+def test_launches_of_many_rows_do_not_overlap() -> None:
     tiles = overlapping(emitted(WORK, PlanTable.single(replace(POINTER, block_m=64))))
     assert tiles == {"row_norm": {False}, "matmul_pointer": {False}}
 
@@ -280,7 +277,7 @@ def test_triton_is_refused_where_it_cannot_be() -> None:
 @pytest.mark.usefixtures("not_compiled")
 def test_a_users_own_plan(block) -> None:
     report = Report()
-    own = PlanTable.single(PERSISTENT)
+    own = PlanTable.single(MANY)
     pipeline = relax.get_pipeline(
         "relax_fusion", target=H200, report=report, plans={"FuseMatmulEpilogue": own}
     )

@@ -1,6 +1,7 @@
 """Triton kernels of normalised and gated matmuls, and of attention.
 
-A family is one file.  Which serves which number of rows of a matmul (its maths is in ``math``):
+A family is one file.  Which serves which number of rows of a matmul (its maths is in ``math``),
+beside CUDA C++ on Hopper:
 
 =====================  ===========================  ================================================
 file                   rows                         what runs before or after it
@@ -9,7 +10,6 @@ file                   rows                         what runs before or after it
 ``matmul_pointer``     2 to 128, and all on a GPU   ``row_norm`` before it, or up to 16 rows nothing
                        without tensor map copies    (RMSNorm rides along); ``split_reduce`` after a
                                                     split of k
-``matmul_persistent``  above 128, on sm_90          ``row_norm`` before it
 =====================  ===========================  ================================================
 
 Which serves which attention (what they share is in ``attention_core``):

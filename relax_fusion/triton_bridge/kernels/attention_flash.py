@@ -37,8 +37,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .attention_core import address, head_of, load_sinks, shift_of, weigh
 from .attention_flash_scores import scores_of_block
 from .attention_walk import key_blocks, query_tile, tiles_of_program
-from .hopper_epilogue import row_layout
 from .ring import copy_tile, make_ring, wait_empty, wait_full
+
+
+@gluon.constexpr_function
+def row_layout(columns):
+    """Return a warp group's layout of so many columns in which each thread has 16 bytes of a row.
+
+    So results of 2 bytes are stored; a matrix instruction leaves a thread pairs of columns.
+    """
+    across = min(columns // 8, 32)
+    return gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
 
 
 @gluon.jit

@@ -19,7 +19,7 @@ import triton.language as tl
 
 
 class Tensors(NamedTuple):
-    """The tensors of one matmul, or of a gated pair: pointers, or tensor maps of the weights.
+    """The tensors of one matmul, or of a gated pair: pointers.
 
     It is a parameter of a kernel.  What a product does not have is None.
     """
@@ -27,8 +27,7 @@ class Tensors(NamedTuple):
     w: Any
     """``[n, k]`` or ``[k, n]``; of a gated pair, the gate's."""
     up: Any
-    """The up projection's weight; where it lies in `w`, that.  Of other Hopper kernels: the weight
-    for the second accumulator."""
+    """The up projection's weight; where it lies in `w`, that."""
     bias: Any
     """``[n]``, as `up_bias`."""
     up_bias: Any
@@ -93,7 +92,6 @@ class Constants(NamedTuple):
     group_m: int = 8
     swap: bool = False
     stages: int = 1
-    second: int = 0
 
 
 @triton.constexpr_function

@@ -13,13 +13,16 @@ from .tiles import FAMILY, PART
 
 def refused(projection: Projection, work: MatmulWork) -> str | None:
     """Return why there is no kernel with such an epilogue."""
-    lanes = PIECE_BYTES // DTYPE_BYTES[work.out_dtype]
+    lanes = PIECE_BYTES // DTYPE_BYTES[work.dtype]
     steps = kernel_steps(projection.epilogue)
     own = step_dtype(work.dtype)
     if not isinstance(projection.n, int):
         return f"the weight has {projection.n.name} columns, family {FAMILY!r} is made for a number"
-    if projection.n % lanes:
-        return f"n is {projection.n}, family {FAMILY!r} stores {lanes} features at a time"
+    if projection.layout == "kn" and projection.n % lanes:
+        rows = f"rows of a tensor map must be multiples of {lanes} elements"
+        return f"n is {projection.n} of weights [k, n], {rows}"
+    if projection.n % lanes and any(each.rope for each in projections(work)):
+        return f"n is {projection.n} beside features that turn, of which {lanes} are stored at once"
     if projection.rope is not None:
         return _unrotated(projection, projection.rope, work)
     if projection.adapter is not None and projection.adapter.rank % 8:

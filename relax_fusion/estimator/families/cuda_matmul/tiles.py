@@ -7,13 +7,14 @@ operands are swapped, rows are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Annotated, TypeVar
 
 import pydantic
 
-from ....hardware.instructions import SLICE_BYTES
+from ....hardware.instructions import PIECE_BYTES, SLICE_BYTES
 from ....validation import Count
 from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Packed, Projection, Rope
 from ...prediction import ceil_div
@@ -170,9 +171,20 @@ def stage_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> i
     return rows + weights * plan.block_n * line_bytes(plan, packed)
 
 
-def copies_residual(plan: CudaPlan, result_bytes: int) -> bool:
-    """Return whether a residual comes through the ring, and is not read from memory."""
-    return plan.parts == 1 and result_bytes == 2
+def unit_bytes(features: Iterable[int], out_dtype: str) -> int:
+    """Return the bytes of a row that a thread stores at once: 16, or what rows are multiples of.
+
+    `features` are those of the products of a launch.
+    """
+    return gcd(PIECE_BYTES, *(n * DTYPE_BYTES[out_dtype] for n in features))
+
+
+def copies_residual(plan: CudaPlan, result_bytes: int, unit: int = PIECE_BYTES) -> bool:
+    """Return whether a residual comes through the ring, and is not read from memory.
+
+    `unit` is that of `unit_bytes`: rows of a tensor map are multiples of 16 bytes.
+    """
+    return plan.parts == 1 and result_bytes == 2 and unit == PIECE_BYTES
 
 
 def residual_steps(plan: CudaPlan, weights: int, packed: Packed | None, out_dtype: str) -> int:

@@ -28,10 +28,10 @@ from .tiles import accumulators, smem_bytes
 READ_EFFICIENCY = 0.935
 """Reached part of the peak bandwidth where all but nothing is written: weights."""
 
-FILL_S = {"gemv": 2.1e-6, "pointer": 3.4e-6, "persistent": 2.8e-6}
+FILL_S = {"gemv": 2.1e-6, "pointer": 3.4e-6}
 """From the start of a kernel to its full stride, and from there to its last store."""
 
-NORM_S = {"gemv": 0.95e-6, "pointer": 0.78e-6, "persistent": 0.32e-6}
+NORM_S = {"gemv": 0.95e-6, "pointer": 0.78e-6}
 """What a norm kernel in front adds beside its bytes: it begins, and the matmul waits, while both
 are launched."""
 
@@ -56,19 +56,13 @@ G9: 1.4 to 3.6 us, beside what of launching overlaps (`2026-11-23-bench_chains.j
 LATENCY_S = 0.9e-6
 """Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
 
-FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "persistent": 125.0}
-"""What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).
-For persistent programs it is in their efficiency."""
+FEED_BYTES_PER_CLOCK = 66.0
+"""What one multiprocessor fetches from L2 for pointer tiles, at most (64, by the width of its port,
+at boost clock)."""
 
-EMPTY_BYTES_PER_CLOCK = 10.0
-"""What the copy engine writes of rows beyond the last, which are zeros."""
-
-TENSOR_EFFICIENCY = {
-    "pointer": {64: 0.70, 128: 0.95},
-    "persistent": {64: 0.65, 96: 0.74, 128: 0.84, 160: 0.79, 192: 0.865, 256: 0.89},
-}
+TENSOR_EFFICIENCY = {64: 0.70, 128: 0.95}
 """Reached part of the tensor cores' peak, by columns of a tile (of both products, where gated),
-before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
+before what overlaps badly."""
 
 WIDE_LINE_BYTES, NARROW_LINES, IN_STEP = 256, {"pointer": 0.05}, 0.7
 """`WIDE_LINE_BYTES`: a tile that reads at least so many bytes of a weight's row at once loses no
@@ -133,8 +127,7 @@ class Tile(NamedTuple):
     narrow: Any  # part that reading few bytes of a row at once adds, where programs drift apart
     line_bytes: Any  # of a row or a column of a tile
     lines: Any  # columns
-    feed_per_s: Any  # bytes that a multiprocessor fetches, and that it clears
-    empty_per_s: Any
+    feed_per_s: Any  # bytes that a multiprocessor fetches
     compute_s: Any  # of a tile
     wave_s: Any
     start_s: Any
@@ -148,7 +141,6 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
     family, dots = plan.family, plan.family == "gemv"
     k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
     is_narrow = plan.block_k * shape.in_bytes < WIDE_LINE_BYTES
-    clears = family == "persistent"
     norm_s, norm_row_s = 0.0, 0.0
     if shape.has_norm and inside:
         norm_row_s = NORM_INSIDE_S_PER_ROW if family == "pointer" else 0.0
@@ -167,8 +159,7 @@ def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -
         narrow=NARROW_LINES.get(family, 0.0) if is_narrow else 0.0,
         line_bytes=0 if dots else k * shape.in_bytes,
         lines=plan.block_n * shape.parts,
-        feed_per_s=FEED_BYTES_PER_CLOCK.get(family, inf) * dev.clock_hz,
-        empty_per_s=EMPTY_BYTES_PER_CLOCK * dev.clock_hz if clears else inf,
+        feed_per_s=inf if dots else FEED_BYTES_PER_CLOCK * dev.clock_hz,
         compute_s=0.0 if dots else _compute_s(plan, shape, dev, k),
         wave_s=WAVE_S if family == "pointer" else 0.0,
         start_s=FILL_S[family],
@@ -197,8 +188,8 @@ def _life_s(plan: TilePlan, shape: MatmulShape, inside: bool) -> float:
 
 def _compute_s(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, k: int) -> float:
     """Return how long one multiprocessor takes to multiply one tile, and for its activations."""
-    columns, efficiency = plan.block_n * shape.parts, TENSOR_EFFICIENCY[plan.family]
-    reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
+    columns = plan.block_n * shape.parts
+    reached = TENSOR_EFFICIENCY[128 if columns >= 128 else 64]
     per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
     slots_per_s = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
     compute = 2.0 * plan.block_m * columns * k / per_sm
@@ -215,8 +206,6 @@ def _code_s(shape: MatmulShape, plan: TilePlan) -> float:
 
 def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
     """Return how many thread blocks a multiprocessor holds at once."""
-    if plan.family == "persistent":
-        return 1
     threads = 32 * plan.num_warps
     registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
     if plan.family == "gemv":
@@ -259,8 +248,6 @@ def _launch(
     dots_s = np.cbrt(sum(s * s * s for s in (alone, launched, lived)))
     read = read / (1 + tile.narrow * (1 - IN_STEP / waves))
     feed = tile.line_bytes * (np.minimum(tile.rows, rows) + tile.lines) / tile.feed_per_s
-    empty = tile.line_bytes * np.maximum(0, tile.rows - rows) / tile.empty_per_s
-    feed = np.maximum(feed, empty)
     compute = tile.compute_s + tile.wave_s * (1 - 1 / waves)
     found = Launch(0.0, waves, 0.0, 0.0, 0.0, 0.0)
     for count, wide in ((full, tile.slots), (rest > 0, np.maximum(rest, 1))):

@@ -1,4 +1,4 @@
-"""Matmuls in Triton and Gluon."""
+"""Matmuls in Triton."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ....workload import ACTIVATIONS, DynamicDim, GatedFFN, NormMatmul, Projection
+from ....workload import DynamicDim, GatedFFN, NormMatmul
 from ...arrays import Seconds, Wanted, column, stacked
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
+from ..cuda_matmul.family import CudaMatmul
+from ..cuda_matmul.refusals import projections
 from ..matmuls import MatmulWork
 from . import cost
 from .tiles import (
     FAMILIES,
     FINER_ROWS,
-    PERSISTENT_COLUMNS,
-    accumulator_columns,
     accumulators,
-    kernel_steps,
     launches,
     norm_inside,
     smem_bytes,
@@ -52,7 +51,7 @@ and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed
 
 
 class TritonMatmul(KernelFamily[MatmulWork]):
-    """Norm, matmul or gated projections: "gemv", "pointer" and "persistent"."""
+    """Norm, matmul or gated projections: "gemv" and "pointer"."""
 
     names = FAMILIES
     language = "triton"
@@ -86,8 +85,6 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             for (block_k, warps), lines in product(GEMV_TILES, GEMV_LINES):
                 if lines % parts == 0:
                     yield triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
-        for block_n, stages in product(PERSISTENT_COLUMNS, (6, 5, 4)):
-            yield triton_plan("persistent", (128, block_n, 64), 8, stages)
         for block_m, stages in product(TILE_ROWS, (6, 8, 4)):
             for block_k, split in ((64, 1), (128, 1), (64, 4)):
                 yield triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
@@ -97,30 +94,26 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     ) -> Iterable[TilePlan]:
         """Offer the lowest tiles of tensor cores to any number of rows but one.
 
-        Many rows of gated pairs are left to kernels that copy whole tiles, where there are any.
+        Many rows of gated pairs are left to CUDA C++, where it has a kernel.
         """
         most = rows[1] if rows[1] == 1 else max(rows[1], LEAST_ROWS)
         many = isinstance(work, GatedFFN) and rows[0] > POINTER_ROWS
-        copying = many and any(p.family == "persistent" for p in plans)
-        return (p for p in plans if p.block_m <= most and not (copying and p.family == "pointer"))
+        if many and CudaMatmul().refuses(work, dev) is None:
+            return ()
+        return (plan for plan in plans if plan.block_m <= most)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles, copies and epilogues ask for, and what a block has not."""
         shape = matmul_shape(work, pairs=False)
         for name in ("block_m", "block_n", "block_k", "num_warps"):
             value = getattr(plan, name)
-            if plan.family == "persistent" and name == "block_n":
-                continue
             if value < 1 or value & (value - 1):
                 yield f"{name} is {value}, triton needs a power of two"
         if plan.family == "gemv":
             yield from _gemv_violations(plan, shape)
-        elif plan.family == "pointer":
-            yield from _tile_violations(plan, shape, dev)
         else:
-            yield from _hopper_violations(plan, shape, work, dev)
-        turned = any(p.rope for p in _projections(work))
-        if turned and plan.family != "persistent" and plan.block_n % 2:
+            yield from _tile_violations(plan, shape, dev)
+        if any(p.rope for p in projections(work)) and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
@@ -202,77 +195,3 @@ def _tile_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Ite
         yield f"a thread has {sums} accumulators, at most {MAX_ACCUMULATORS} fit its registers"
     if plan.split_k > ceil_div(shape.k, plan.block_k):
         yield f"split_k is {plan.split_k}, k has {ceil_div(shape.k, plan.block_k)} blocks"
-
-
-def _hopper_violations(
-    plan: TilePlan, shape: MatmulShape, work: NormMatmul | GatedFFN, dev: DeviceSpec
-) -> Iterator[str]:
-    """Check what the kernels for Hopper must meet."""
-    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
-        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
-    yield from _tile_violations(plan, shape, dev)
-    sizes = [("k", work.k)] + [("n", p.columns) for p in _projections(work) if p.layout == "kn"]
-    for name, size in sizes:
-        if size % 8:
-            yield f"{name} is {size}, rows of a tensor map must be multiples of 8 elements"
-    allowed = (64, 128) if shape.parts == 2 else (128,) if shape.rotated else PERSISTENT_COLUMNS
-    if plan.block_n not in allowed:
-        text = ", ".join(map(str, allowed))
-        yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
-        return
-    most, why = min(_most_columns(p, bool(shape.unaligned)) for p in _projections(work))
-    if plan.block_n > most:
-        yield f"block_n is {plan.block_n}, with {why} more than {most} spill registers"
-    if any(p.rope for p in _projections(work)) and plan.block_n > 192:
-        yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
-    first, second = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
-    if second not in (0, first) and shape.unaligned:
-        # Measured with Triton 3.6.0: biases of other columns were added, those of 160 and 192
-        yield (
-            f"block_n is {plan.block_n}, accumulators of {first} and {second} columns need "
-            "rows of the result that are multiples of 16 bytes"
-        )
-    for name, value in {"num_warps": 8, "block_m": 128, "block_k": 64, "split_k": 1}.items():
-        if getattr(plan, name) != value:
-            yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
-    yield from _copy_violations(plan, shape, work)
-
-
-def _copy_violations(
-    plan: TilePlan, shape: MatmulShape, work: NormMatmul | GatedFFN
-) -> Iterator[str]:
-    """Check the boxes in which weights are copied."""
-    columns, _ = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
-    narrow = columns % 64 != 0 or min(shape.contiguous) < columns
-    if narrow and "kn" in shape.layouts:
-        yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
-    for rope in (p.rope for p in _projections(work) if p.rope is not None):
-        if rope.distance == 1:
-            continue
-        apart = f"pairs of rotated features are {rope.distance} apart"
-        if rope.distance % columns and columns % rope.distance:
-            yield f"block_n is {plan.block_n}, {columns} pairs are no whole runs: {apart}"
-        if rope.distance % 8:
-            yield f"{apart}, family {plan.family!r} needs a multiple of 8"
-
-
-def _most_columns(p: Projection, unaligned: bool) -> tuple[int, str]:
-    """Return the columns of a persistent tile with which a thread keeps all in its registers.
-
-    And what it is that takes them.
-    """
-    steps = kernel_steps(p.epilogue)
-    if "residual" not in steps:
-        return max(PERSISTENT_COLUMNS), ""
-    if unaligned:
-        return 64, "a residual and rows of the result that are no multiples of 16 bytes"
-    if len(steps) == 1:
-        return max(PERSISTENT_COLUMNS), ""
-    most = 128 if set(steps) & set(ACTIVATIONS) else 192
-    return most, "a residual and other steps behind the bias"
-
-
-def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:
-    if isinstance(work, GatedFFN):
-        return (Projection(work.n, work.layout),)
-    return work.outputs

@@ -2,11 +2,10 @@
 
 Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
-``gemv``        one row: dot products, no tensor cores, any device
-``pointer``     tiles on tensor cores, operands loaded through pointers; k may be split
-``persistent``  many rows on sm_90: one program a multiprocessor, tiles copied by the TMA unit
+``gemv``     one row: dot products, no tensor cores, any device
+``pointer``  tiles on tensor cores, operands loaded through pointers; k may be split
 
-`triton_cost` prices them.
+`cost` prices them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...prediction import ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 
-FAMILIES = ("gemv", "pointer", "persistent")
+FAMILIES = ("gemv", "pointer")
 
 MOST_TOGETHER = 3
 """Projections that share a launch at most: queries, keys and values."""
@@ -27,16 +26,6 @@ NORM_INSIDE_ROWS, NORM_INSIDE_K = 16, 64
 """Pointer tiles in which a norm inside does not stall the loop: with 128 elements of k at once,
 gamma is not copied ahead (measured: 35 us instead of 20)."""
 
-PERSISTENT_COLUMNS = {
-    64: (64, 0),
-    96: (64, 32),
-    128: (128, 0),
-    160: (128, 32),
-    192: (128, 64),
-    256: (128, 128),
-}
-"""Columns of a persistent tile, and of its two accumulators."""
-
 FINER_ROWS = (
     *(1, 2, 4, 8, *range(16, 128, 16), *range(128, 1024, 32)),
     *(*range(1024, 2048, 64), *range(2048, 4096, 128), *range(4096, 8192, 256)),
@@ -44,12 +33,8 @@ FINER_ROWS = (
 )
 """Rows at which it is looked, each with one more, whether a plan serves that loses little."""
 
-SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "persistent": 17 << 10}
-"""Shared memory beside the stages: barriers and layout conversions."""
-
-
-UNALIGNED_RESERVE_BYTES = 33 << 10
-"""The same of a persistent tile whose results change hands as single elements, or few."""
+SMEM_RESERVE_BYTES = 4 << 10
+"""Shared memory of a pointer tile beside its stages: layout conversions."""
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -98,19 +83,6 @@ def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
     return plan.family == "pointer" and norm.kind == "rms" and few
 
 
-def accumulator_columns(plan: TilePlan, *, gated: bool, rotated: bool) -> tuple[int, int]:
-    """Return the columns of the two accumulators of a persistent tile; of the second, maybe 0.
-
-    `block_n` counts columns of the result: a gated kernel has an accumulator for each of two
-    products, one that rotates heads has half of the columns in each.
-    """
-    if gated:
-        return plan.block_n, plan.block_n
-    if rotated:
-        return plan.block_n // 2, plan.block_n // 2
-    return PERSISTENT_COLUMNS[plan.block_n]
-
-
 def triton_plan(
     family: str, block: tuple[int, int, int], warps: int, stages: int, split: int = 1
 ) -> TilePlan:
@@ -129,11 +101,8 @@ def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the shared memory of one thread block: the stages of both operands, and the rest."""
     if plan.family == "gemv":
         return 0
-    reserve = SMEM_RESERVE_BYTES[plan.family]
-    if plan.family == "persistent" and shape.unaligned:
-        reserve = UNALIGNED_RESERVE_BYTES
     step = (plan.block_m + shape.parts * plan.block_n) * plan.block_k * shape.in_bytes
-    return step * plan.num_stages + reserve
+    return step * plan.num_stages + SMEM_RESERVE_BYTES
 
 
 def accumulators(plan: TilePlan, shape: MatmulShape) -> int:
