@@ -87,7 +87,7 @@ _COMMON = tuple(f.name for f in fields(TilePlan))
 
 def plan_words(plan: Any) -> str:
     """Return a plan in a few short words; of its own fields, those that are not usual."""
-    text = f"{plan.family or plan.backend} {plan.block_m}x{plan.block_n}x{plan.block_k}"
+    text = f"{plan.family} {plan.block_m}x{plan.block_n}x{plan.block_k}"
     text += f" w{plan.num_warps} s{plan.num_stages}"
     own = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in _COMMON}
     parts = max(plan.split_k, own.pop("groups", 1))

@@ -355,7 +355,7 @@ def kernels(mod: tvm.IRModule, function: str) -> list[str]:
 @pytest.mark.parametrize(
     ("plans", "message"),
     [
-        ({"FuseGatedFNN": TilePlan(4, 64, 64)}, "plans names 'FuseGatedFNN'"),
+        ({"FuseGatedFNN": TilePlan(4, 64, 64, family="cpu_tiles")}, "plans names 'FuseGatedFNN'"),
         ({"FuseGatedFFN": 5}, r"plans\['FuseGatedFFN'\] is 5"),
         ([1], r"plans is \[1\]"),
     ],

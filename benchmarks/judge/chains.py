@@ -33,7 +33,7 @@ from benchmarks.suites.chains.suite import Job, OfChains, exported
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import candidates, choose, predict
 from relax_fusion.estimator.families.generated.space import plans, variants
-from relax_fusion.estimator.registry import violations
+from relax_fusion.estimator.registry import plan_of, violations
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, make_target
@@ -95,10 +95,8 @@ def judged(entry: Entry, work: Workload, dev: DeviceSpec) -> Entry:
         slowest of the plans predicted to be fastest; ``regret_measured``, of the fastest of the
         first eight; and the rank ``correlation``.
     """
-    timed = [
-        (TilePlan.from_attr(plan), us)
-        for plan, us in zip(entry["plans"], entry["plan_us"], strict=True)
-    ]
+    plans = [{k: v for k, v in plan.items() if k != "backend"} for plan in entry["plans"]]
+    timed = [(plan_of(plan), us) for plan, us in zip(plans, entry["plan_us"], strict=True)]
     choice = chosen(work, dev)
     predicted = [1e6 * seconds_by(work, dev)(plan) for plan, _ in timed]
     order = sorted(range(len(timed)), key=lambda i: (predicted[i], -timed[i][1]))

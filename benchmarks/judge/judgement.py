@@ -16,7 +16,7 @@ from benchmarks.report import plan_words
 from benchmarks.runner import read
 from relax_fusion.estimator import Choice, candidates, choose, predict
 from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
-from relax_fusion.estimator.registry import option_of
+from relax_fusion.estimator.registry import fitting
 from relax_fusion.estimator.shape import Size
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
@@ -116,7 +116,7 @@ def plan_of(words: str) -> TilePlan:
     block_m, block_n, block_k, warps, stages, split = map(int, numbers)
     plan = triton_plan(family, (block_m, block_n, block_k), warps, stages, split)
     fields = dict(field.split("=") for field in own.split())
-    return TilePlan.from_attr({**plan.to_attr(), **{name: int(n) for name, n in fields.items()}})
+    return plan_of({**plan.to_attr(), **{name: int(n) for name, n in fields.items()}})
 
 
 def load(path: Path, subject_of: Callable[[dict[str, Any]], Subject]) -> list[Group]:
@@ -217,7 +217,7 @@ def judge(group: Group, dev: DeviceSpec) -> Judgement:
     """Compare the model of now with the timings of a group, which must have some."""
     said, subject = ask(group.subject, dev), group.subject
     works = [subject.work(symbolic=symbolic) for symbolic in (False, True)]
-    plans = [option_of(plan, works[0], dev).plan for plan in group.plans]
+    plans = [fitting(plan, works[0], dev) for plan in group.plans]
     predicted = [1e3 * predict(works[0], p, dev, subject.size).seconds for p in plans]
     best = min(range(len(predicted)), key=group.ms.__getitem__)
     known = {p for w in works for p in candidates(w, dev, BACKEND)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..errors import RelaxFusionError
+from ..estimator.registry import table_of
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
 from ..workload import Workload
 from ..workload.json import WORKLOAD_ATTR, from_json
@@ -31,6 +32,6 @@ def description(func: object) -> tuple[Workload, PlanTable] | None:
     if attrs is None or WORKLOAD_ATTR not in attrs or PLAN_ATTR not in attrs:
         return None
     try:
-        return from_json(str(attrs[WORKLOAD_ATTR])), PlanTable.from_attr(attrs[PLAN_ATTR])
+        return from_json(str(attrs[WORKLOAD_ATTR])), table_of(attrs[PLAN_ATTR])
     except RelaxFusionError:  # somebody else's, of these names
         return None

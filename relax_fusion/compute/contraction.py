@@ -34,6 +34,7 @@ from ctypes import c_float
 
 from tvm import te, tirx
 
+from ..estimator.families.matmuls import SCALAR_FAMILIES
 from ..estimator.families.words import word_vectors
 from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, Projection, WeightLayout
@@ -73,7 +74,7 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     tirx.PrimFunc
         Its parameters are the operands of ``work.graph``.
     """
-    edges: Edges = "clamp" if not gpu else "none" if plan.family else "zero"
+    edges: Edges = "clamp" if not gpu else "zero" if plan.family in SCALAR_FAMILIES else "none"
     stages = Stages(work.graph, None if gpu else ACCUMULATE)
     x = stages["x"]
     rows = x.shape[0]

@@ -21,8 +21,7 @@ from collections.abc import Callable
 
 from tvm import te, tirx
 
-from ..estimator.families.cpu_chain import is_packed, panel_columns
-from ..estimator.families.panels import FAMILY as PANELS
+from ..estimator.families.cpu_chain import PANELS, is_packed, panel_columns
 from ..estimator.tile_plan import TilePlan
 from ..workload import MatmulChain, WeightLayout
 from .accumulation import accumulate

@@ -13,7 +13,8 @@ from tvm.target import Target
 from ..compute import description
 from ..errors import Decline, Reason, SchedulingError
 from ..estimator.ranges import served
-from ..estimator.tile_plan import PLAN_ATTR, PlanTable
+from ..estimator.registry import is_launched, table_of
+from ..estimator.tile_plan import PLAN_ATTR
 from ..hardware.target import is_cpu, is_gpu
 from ..matching.expressions import found_in, thread_tag
 from ..report.decision import Scheduling
@@ -135,7 +136,7 @@ def schedule_by(
     One for a GPU that leaves accesses of its memory to the host counts as none.
     """
     described = description(func)
-    if described is not None and all(p.backend == "triton" for _, p in served(*described)):
+    if described is not None and all(is_launched(plan) for _, plan in served(*described)):
         return None, Scheduling(name, TRITON, described[1])
     refusals: list[tuple[str, Decline]] = []
     for rule in rules:
@@ -145,7 +146,7 @@ def schedule_by(
             left = host_accesses(made.body) if is_gpu(target) else []
             if not left:
                 attrs = made.attrs or {}
-                plans = PlanTable.from_attr(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else None
+                plans = table_of(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else None
                 return result, Scheduling(name, rule_name(rule), plans, tuple(refusals))
             result = Decline(Reason.SCHEDULE, f"it leaves {', '.join(left)} to the host")
         if isinstance(result, Decline):

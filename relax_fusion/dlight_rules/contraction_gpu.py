@@ -10,7 +10,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ..compute import contraction_prim_func
-from ..estimator.families.dot_products import is_dot_product, stages_norm
+from ..estimator.families.dot_products import stages_norm
+from ..estimator.families.matmuls import DOT_PRODUCTS
 from ..estimator.shape import matmul_shape
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of
@@ -50,8 +51,7 @@ def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)
     warp = dev.warp_size
-    layouts = {"nk" if steps.reads_along(sch, acc, 1, -1) else "kn" for acc, _ in projections}
-    dots = is_dot_product(plan, layouts)
+    dots = plan.family == DOT_PRODUCTS
     in_block = dots and len(projections) == 1 and "norm_out" not in names
     if in_block and statistics:
         k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]

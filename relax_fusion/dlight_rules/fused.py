@@ -22,7 +22,7 @@ from ..errors import (
     TilePlanError,
 )
 from ..estimator.ranges import served
-from ..estimator.registry import Family, option_of
+from ..estimator.registry import Family, family_of, fitting, is_launched
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..transforms.fixed_arguments import Fixed
@@ -122,7 +122,7 @@ def _dispatched(
 
 
 def _for_tir(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TilePlan]]:
-    return [(bounds, plan) for bounds, plan in served(work, table) if plan.backend == "tir"]
+    return [(bounds, plan) for bounds, plan in served(work, table) if not is_launched(plan)]
 
 
 def _weights_are_fixed(func: tirx.PrimFunc, graph: Graph) -> bool:
@@ -144,10 +144,9 @@ def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:
 
 def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Return the function that the emitter of a plan's family makes in place of `func`."""
-    option = option_of(plan, work, device_of(target))
-    family = option.family
+    family, plan = family_of(plan), fitting(plan, work, device_of(target))
     try:
-        made = _emitter(family)(work, option.plan, target)
+        made = _emitter(family)(work, plan, target)
     except (RelaxFusionError, *SCHEDULE_ERRORS):
         raise
     except Exception as err:  # anybody may register a family

@@ -20,7 +20,7 @@ from .pool import finer
 from .prediction import Prediction, format_seconds
 from .priced import Asked, asked_in, price
 from .ranges import Range, by_box, check_boxes, ranges, together
-from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
+from .registry import ON_CHANGE, Option, family_of, fitting, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
 
@@ -236,14 +236,13 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable, backend: Backend
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
-    found = {plan: option_of(plan, work, dev) for _, plan in table.boxes}
-    own = PlanTable(tuple((upper, found[plan].plan) for upper, plan in table.entries))
+    own = PlanTable(tuple((upper, fitting(plan, work, dev)) for upper, plan in table.entries))
     table = table if own == table else own
-    known = {option.plan: option.family for option in found.values()}
     predictions = []
-    for upper, _, size in ranges(work, together({family.breaks for family in known.values()})):
+    breaks = {family_of(plan).breaks for _, plan in table.boxes}
+    for upper, _, size in ranges(work, together(breaks)):
         plan = table.plan_for(**box_sizes(work, size))
-        fused = known[plan].predict(plan, work, dev, size)
+        fused = family_of(plan).predict(plan, work, dev, size)
         alone = predict_unfused(work, dev, size, backend=backend, alone=fused)
         predictions.append(RangePrediction(upper, size, fused, alone, fused))
     return Choice(table, tuple(predictions))

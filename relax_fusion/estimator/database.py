@@ -29,6 +29,7 @@ from ..files import locked, read_file
 from ..validation import check, read, shown
 from ..workload import Attention
 from .measured import Measured, size_from_json, workload_key
+from .registry import is_launched, plan_of
 from .shape import AttentionSize, Size
 from .tile_plan import TilePlan
 
@@ -42,14 +43,17 @@ _LONGEST = 2**20
 """Bytes of a line: a measurement has some hundreds."""
 
 _KERNELS = {
-    "tir": ("compute", "dlight_rules"),
-    "triton": (
+    "scheduled": ("compute", "dlight_rules"),
+    "launched": (
         *("triton_bridge", "cuda_kernels", "launch", "tiling"),
         *("estimator/families/generated", "estimator/families/cuda_matmul"),
     ),
 }
 _SOURCES = (".py", ".cu", ".h")
-_PACKAGES = {"tir": {"tvm": "apache-tvm"}, "triton": {"tvm": "apache-tvm", "triton": "triton"}}
+_PACKAGES = {
+    "scheduled": {"tvm": "apache-tvm"},
+    "launched": {"tvm": "apache-tvm", "triton": "triton"},
+}
 _LOG = logging.getLogger(__name__)
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
@@ -72,7 +76,7 @@ class Measurement:
     seconds, spread : float
         Median of the samples, and half of the distance between their quartiles as a part of it.
     versions : dict of str to str
-        `versions` of the back end, and of what makes no difference.
+        `versions_of` the plan, and of what makes no difference.
     machine : str
         What the device says it is, for people.
     library : str
@@ -95,19 +99,23 @@ class Measurement:
         check(self, DatabaseError, "measurement")
 
 
-@cache
-def versions(backend: str) -> Mapping[str, str]:
+def versions_of(plan: TilePlan) -> Mapping[str, str]:
     """Return what a kernel's time depends on: the code that makes it, and the compilers.
 
-    ``kernels`` is a digest of the sources of the back end.  Kernels of families of other packages
-    are not in it: who changes one has to measure again.
+    ``kernels`` is a digest of the sources of scheduled kernels, or of launched ones.  Kernels of
+    families of other packages are not in it: who changes one has to measure again.
     """
+    return _versions("launched" if is_launched(plan) else "scheduled")
+
+
+@cache
+def _versions(made: str) -> Mapping[str, str]:
     root = Path(__file__).parents[1]
     digest = hashlib.sha1()
-    for folder in _KERNELS[backend]:
+    for folder in _KERNELS[made]:
         for path in sorted(p for p in (root / folder).rglob("*.*") if p.suffix in _SOURCES):
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    packages = {name: package_version(package) for name, package in _PACKAGES[backend].items()}
+    packages = {name: package_version(package) for name, package in _PACKAGES[made].items()}
     return {"kernels": digest.hexdigest()[:12], **packages}
 
 
@@ -252,13 +260,10 @@ def _size(measurement: Measurement) -> Size | None:
 
 def _plan(measurement: Measurement) -> TilePlan | None:
     """Return the plan, if its kernel is still the one that was measured."""
-    backend = measurement.plan.get("backend")
-    if backend not in _KERNELS:
-        return None
-    now = versions(backend)
-    if any(measurement.versions.get(name) != now[name] for name in now):
-        return None
     try:
-        return TilePlan.from_attr(measurement.plan)
+        plan = plan_of(measurement.plan)
     except TilePlanError:  # of a family that is not here
         return None
+    now = versions_of(plan)
+    is_known = all(measurement.versions.get(name) == now[name] for name in now)
+    return plan if is_known else None

@@ -62,7 +62,7 @@ class KernelFamily(ABC, Generic[W]):
     Attributes
     ----------
     names : tuple of str
-        What its plans have in their field `family`.
+        What its plans have in their field `family`; no other family has the same.
     language : {"tir", "triton", "cuda"}
         What its kernels are written in.
     fallback : bool
@@ -89,7 +89,7 @@ class KernelFamily(ABC, Generic[W]):
         Sizes at which its best plan may change.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("",)
+    names: ClassVar[tuple[str, ...]]
     language: ClassVar[Literal["tir", "triton", "cuda"]] = "tir"
     fallback: ClassVar[bool] = False
     most_rows: ClassVar[int | None] = None
@@ -102,21 +102,12 @@ class KernelFamily(ABC, Generic[W]):
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
-    @property
-    def backend(self) -> Literal["tir", "triton"]:
-        """Who emits its kernels: rules that schedule TIR, or the bridge that launches others."""
-        return "tir" if self.language == "tir" else "triton"
-
     def replaces(self, work: W) -> tuple[type, ...]:
         """Return the families that are not looked at where this one has a plan for a workload."""
         return self.instead_of
 
     def serves(self, work: W) -> bool:
         """Tell whether it is for workloads like `work`, of which another is the counterpart."""
-        return True
-
-    def has(self, plan: TilePlan, work: W) -> bool:
-        """Tell whether a plan with one of `names` is of this family, where several share a name."""
         return True
 
     def refuses(self, work: W, dev: DeviceSpec) -> str | None:

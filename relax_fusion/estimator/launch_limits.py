@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..hardware import DeviceSpec
 from ..workload import Attention, Workload
-from .registry import Option, option_of
+from .registry import Option, family_of, fitting
 from .tile_plan import TilePlan
 
 GRID_YZ = 65535
@@ -27,7 +27,7 @@ def launch_limits(
     most : int, optional
         Rows, or query positions, up to which the plan serves; None if nothing bounds them.
     """
-    return _too_many(option_of(plan, work, dev), work, most)
+    return _too_many(Option(family_of(plan), fitting(plan, work, dev)), work, most)
 
 
 def _too_many(option: Option, work: Workload, most: int | None) -> Iterator[str]:

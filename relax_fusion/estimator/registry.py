@@ -5,7 +5,7 @@ Nothing else in the estimator knows a workload or a family by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
-from ..validation import shown
+from ..validation import read, shown
 from ..workload import Workload
 from .families.cpu_attention import CpuAttention
 from .families.cpu_chain import CpuChain
@@ -35,7 +35,7 @@ from .family import Backend, KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
 from .steps import Footprint
-from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
+from .tile_plan import Box, PlanTable, TilePlan
 
 Family = KernelFamily[Any]
 
@@ -45,6 +45,8 @@ FAMILIES: list[Family] = [
     *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain(), CpuGenerated()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
+
+_BY_NAME: dict[str, Family] = {name: family for family in FAMILIES for name in family.names}
 
 ENTRY_POINTS = "relax_fusion.families"
 """Group of the entry points by which packages bring families: each a `KernelFamily`."""
@@ -71,27 +73,14 @@ def register_family(family: Family) -> None:
         raise TilePlanError(f"family is {shown(family)}, must be a KernelFamily")
     own = type(family).__name__
     check_attributes(family)
-    for other in FAMILIES:
-        taken = {*other.names} & {*family.names}
-        same = (other.kind, other.backend) == (family.kind, family.backend)
-        if taken and same and {*other.takes} & {*family.takes}:
-            names = ", ".join(map(repr, sorted(taken)))
-            raise TilePlanError(f"family {own}: {type(other).__name__} is called {names} as well")
+    for name in family.names:
+        if name in _BY_NAME:
+            other = type(_BY_NAME[name]).__name__
+            raise TilePlanError(f"family {own}: {other} is called {name!r} as well")
     FAMILIES.insert(0, family)
-    _tell_of_plans(family)
+    _BY_NAME.update(dict.fromkeys(family.names, family))
     for forget in ON_CHANGE:
         forget()
-
-
-def _tell_of_plans(family: Family) -> None:
-    """Have written plans read as what the plans of a family are."""
-    for name in family.names:
-        known = PLAN_TYPES.setdefault((family.backend, name), [])
-        known += [family.plan] * (family.plan not in known)
-
-
-for _family in FAMILIES:
-    _tell_of_plans(_family)
 
 
 _LOADED: set[tuple[str, str]] = set()
@@ -110,9 +99,6 @@ def _load_entry_points() -> None:
                 what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
                 raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
             _LOADED.add((point.name, point.value))
-
-
-FAMILY_LOADERS.append(_load_entry_points)
 
 
 @cache
@@ -210,7 +196,7 @@ def _never_faster(better: Family) -> str:
     return f"never faster than {type(better).__name__}, which has a plan"
 
 
-def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
+def family_of(plan: TilePlan) -> Family:
     """Return the family that `plan` is of.
 
     Raises
@@ -218,31 +204,81 @@ def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
     TilePlanError
         If there is none; the message has what there is.
     """
-    every = families(work, dev)
-    known = [family for family in every if family.backend == plan.backend]
-    for family in known:
-        if plan.family in family.names and family.has(plan, work):
-            return family
-    what = f"{type(work).__name__} on a {dev.kind}"
-    if not known:
-        backends = sorted({family.backend for family in every})
-        has = " and ".join(map(repr, backends))
-        raise TilePlanError(f"backend is {plan.backend!r}, there is {has} for {what}")
-    names = " and ".join(map(repr, dict.fromkeys(n for f in known for n in f.names)))
-    has = f"backend {plan.backend!r} has {names} for {what}"
-    raise TilePlanError(f"family is {plan.family!r}, {has}")
+    return _named(plan.family)
 
 
-def option_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Option:
-    """Return a user's plan with its family, as one of the family's type.
+def _named(name: str) -> Family:
+    if name not in _BY_NAME:
+        _load_entry_points()
+    if name not in _BY_NAME:
+        raise TilePlanError(f"family is {shown(name)}, there is {_listed(FAMILIES)}")
+    return _BY_NAME[name]
+
+
+def _listed(known: Iterable[Family]) -> str:
+    return " and ".join(repr(name) for family in known for name in family.names)
+
+
+def is_launched(plan: TilePlan) -> bool:
+    """Tell whether a kernel is compiled by itself and launched, and is no scheduled TIR."""
+    return family_of(plan).language != "tir"
+
+
+def plan_of(attr: Mapping[str, Any]) -> TilePlan:
+    """Read a plan from a dictionary, complaining about unknown and missing fields.
+
+    Parameters
+    ----------
+    attr : mapping
+        Field names to values, as `TilePlan.to_attr` writes them.
 
     Raises
     ------
     TilePlanError
-        If there is no such family, or the plan has a number that the family's plans lack.
+        If a field is unknown, lacks a value, or has a value that a plan cannot take.
     """
-    family = family_of(plan, work, dev)
-    return Option(family, family.plan.of(plan))
+    if not isinstance(attr, Mapping):
+        raise TilePlanError(f"tile plan is {shown(attr)}; must be a mapping")
+    return read(_named(str(attr.get("family", ""))).plan, attr, TilePlanError, "tile plan")
+
+
+def table_of(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
+    """Read a table from the form that `PlanTable.to_attr` writes.
+
+    Raises
+    ------
+    TilePlanError
+        If a plan is none, or the boxes do not end in an open one.
+    """
+    rows = list(attr) if isinstance(attr, Iterable) else [attr]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise TilePlanError(f"plan table is {shown(attr)}; must be a list of mappings")
+    entries = []
+    for row in rows:
+        bounds = {name: row[name] for name in ("keys", "batch") if name in row}
+        bounds |= {"rows": row.get("upper", 0)} if row.get("upper") != -1 else {}
+        box = read(Box, bounds, TilePlanError, "plan table")
+        own = {k: v for k, v in row.items() if k not in ("upper", *bounds)}
+        entries.append((box, plan_of(own)))
+    return PlanTable.of(entries)
+
+
+def fitting(plan: TilePlan, work: Workload, dev: DeviceSpec) -> TilePlan:
+    """Return a user's plan as one of its family's type.
+
+    Raises
+    ------
+    TilePlanError
+        If its family takes no such workloads on such a device, or the plan has a number that the
+        family's plans lack.
+    """
+    family, known = family_of(plan), families(work, dev)
+    if family not in known:
+        there = f"there is {_listed(known)}" if known else "there is none"
+        raise TilePlanError(
+            f"family is {plan.family!r}, {there} for {type(work).__name__} on a {dev.kind}"
+        )
+    return family.plan.of(plan)
 
 
 def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
@@ -252,14 +288,14 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
     own plan is refused by it.  Empty: the plan fits.
     """
     try:
-        option = option_of(plan, work, dev)
+        plan = fitting(plan, work, dev)
     except TilePlanError as err:
         return (str(err),)
-    family, plan = option.family, option.plan
+    family = family_of(plan)
     reason = family.refuses(work, dev)
     if reason is not None:
         return (reason,)
-    if family.kind == "gpu" and plan.num_warps == 0 and plan.backend == "tir":
+    if family.kind == "gpu" and plan.num_warps == 0 and family.language == "tir":
         return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
     return tuple(family.violations(plan, work, dev))
 
@@ -273,8 +309,7 @@ def refusals(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> list
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     """Return what one task of `plan` occupies on `dev`."""
-    option = option_of(plan, work, dev)
-    return option.family.footprint(option.plan, work, dev)
+    return family_of(plan).footprint(fitting(plan, work, dev), work, dev)
 
 
 def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
@@ -291,5 +326,4 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     Prediction
         Only meaningful for a plan without `violations`.
     """
-    option = option_of(plan, work, dev)
-    return option.family.predict(option.plan, work, dev, size)
+    return family_of(plan).predict(fitting(plan, work, dev), work, dev, size)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import TilePlanError
-from ..validation import Count, Natural, check, read, shown
+from ..validation import Count, Natural, check, read
 
 PLAN_ATTR = "relax_fusion.tile_plan"
 """The PrimFunc attribute that carries a `PlanTable`."""
 
-
-FORMER_NAMES = {"skinny": "few_rows"}
-"""Families of plans that were written down under another name."""
-
-FORMER_FIELDS = {"split_m": 1}
-"""Fields that every plan had, with the values that say nothing."""
 
 P = TypeVar("P", bound="TilePlan")
 
@@ -47,10 +41,8 @@ class TilePlan:
         Depth of the load pipeline.
     num_warps : int
         Warps of a GPU thread block; 0 on a CPU.
-    backend : {"tir", "triton"}
-        Who emits the kernel.
     family : str
-        Which of the kernels of the back end; "" is TIR's usual one for each workload.
+        The kernel: one of the names of a `KernelFamily`.
     """
 
     block_m: Count
@@ -62,13 +54,10 @@ class TilePlan:
     split_k: Count = 1
     num_stages: Count = 1
     num_warps: Natural = 0
-    backend: Literal["tir", "triton"] = "tir"
     family: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device could run."""
-        if self.family in FORMER_NAMES:
-            object.__setattr__(self, "family", FORMER_NAMES[self.family])
         check(self, TilePlanError, "tile plan")
         for block, reg in (("block_m", "reg_m"), ("block_n", "reg_n")):
             if getattr(self, block) % getattr(self, reg):
@@ -87,38 +76,11 @@ class TilePlan:
     def text(self) -> str:
         """The tile for people to read, with the kernel family and the parts of the reduction."""
         parts = f", {self.split_k} parts" if self.split_k > 1 else ""
-        return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}".lstrip()
+        return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}"
 
     def to_attr(self) -> dict[str, int | str]:
         """Return the fields as a flat dictionary, the form of a PrimFunc attribute."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    @staticmethod
-    def from_attr(attr: Mapping[str, Any]) -> TilePlan:
-        """Read a plan from a dictionary, complaining about unknown and missing fields.
-
-        Parameters
-        ----------
-        attr : mapping
-            Field names to values, as `to_attr` writes them.  Plans of families that share back end
-            and name are told apart by their fields; where some are left out, the plan is of the
-            type that has most.
-
-        Raises
-        ------
-        TilePlanError
-            If a field is unknown, lacks a value, or has a value that a plan cannot take.
-        """
-        if not isinstance(attr, Mapping):
-            return read(TilePlan, attr, TilePlanError, "tile plan")
-        name = str(attr.get("family", ""))
-        where = str(attr.get("backend", "tir")), FORMER_NAMES.get(name, name)
-        for load in FAMILY_LOADERS if where not in PLAN_TYPES else ():
-            load()
-        kinds = PLAN_TYPES.get(where, [TilePlan])
-        exact = (kind for kind in kinds if set(attr) == {f.name for f in fields(kind)})
-        kind = next(exact, max(kinds, key=lambda kind: len(fields(kind))))
-        return read(kind, kind.renamed(attr), TilePlanError, "tile plan")
 
     @classmethod
     def of(cls: type[P], plan: TilePlan) -> P:
@@ -134,24 +96,7 @@ class TilePlan:
         own = {f.name for f in fields(cls)}
         told = [f.name for f in fields(plan) if f.name in own or getattr(plan, f.name) != f.default]
         given = {name: getattr(plan, name) for name in told}
-        return read(cls, cls.renamed(given), TilePlanError, f"tile plan of family {plan.family!r}")
-
-    @classmethod
-    def renamed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return fields, as they were once written, under the names that they have now."""
-        own = {f.name for f in fields(cls)}
-        return {
-            name: value
-            for name, value in given.items()
-            if name in own or type(value) is not int or FORMER_FIELDS.get(name) != value
-        }
-
-
-PLAN_TYPES: dict[tuple[str, str], list[type[TilePlan]]] = {}
-"""What the plans of families are, by back end and name; the registry fills it."""
-
-FAMILY_LOADERS: list[Callable[[], None]] = []
-"""What brings families that are not in `PLAN_TYPES` yet."""
+        return read(cls, given, TilePlanError, f"tile plan of family {plan.family!r}")
 
 
 @dataclass(frozen=True)
@@ -207,8 +152,7 @@ class PlanTable:
     ----------
     entries : tuple of (Box, int or None; TilePlan)
         Up to which sizes, bounds included, and by which plan; a number is of rows.  The last entry
-        serves the rest (None, or a box without bounds).  Plans may be of several families and back
-        ends.
+        serves the rest (None, or a box without bounds).  Plans may be of several families.
     """
 
     entries: tuple[tuple[Box | Count | None, TilePlan], ...]
@@ -232,11 +176,6 @@ class PlanTable:
         return tuple((u if isinstance(u, Box) else Box(u), p) for u, p in self.entries)
 
     @property
-    def backends(self) -> frozenset[str]:
-        """Who emits its kernels."""
-        return frozenset(plan.backend for _, plan in self.entries)
-
-    @property
     def key(self) -> str:
         """The plan's key, or a digest of the ranges where there are several."""
         if len(self.entries) == 1:
@@ -257,27 +196,6 @@ class PlanTable:
             {"upper": box.rows or -1, **replace(box, rows=None).bounds, **plan.to_attr()}
             for box, plan in self.boxes
         ]
-
-    @staticmethod
-    def from_attr(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
-        """Read a table from the form that `to_attr` writes.
-
-        Raises
-        ------
-        TilePlanError
-            If a plan is none, or the boxes do not end in an open one.
-        """
-        rows = list(attr) if isinstance(attr, Iterable) else [attr]
-        if not all(isinstance(row, Mapping) for row in rows):
-            raise TilePlanError(f"plan table is {shown(attr)}; must be a list of mappings")
-        entries = []
-        for row in rows:
-            bounds = {name: row[name] for name in ("keys", "batch") if name in row}
-            bounds |= {"rows": row.get("upper", 0)} if row.get("upper") != -1 else {}
-            box = read(Box, bounds, TilePlanError, "plan table")
-            own = {k: v for k, v in row.items() if k not in ("upper", *bounds)}
-            entries.append((box, TilePlan.from_attr(own)))
-        return PlanTable.of(entries)
 
     @staticmethod
     def of(boxes: Iterable[tuple[Box, TilePlan]]) -> PlanTable:

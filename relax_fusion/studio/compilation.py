@@ -16,7 +16,7 @@ from ..cli.model_arguments import asked
 from ..errors import Decline, Reason, RelaxFusionError
 from ..estimator import AttentionSize, Prediction, RangePrediction
 from ..estimator.family import Backend
-from ..estimator.tile_plan import PlanTable
+from ..estimator.registry import table_of
 from ..files import read_file
 from ..hardware.target import device_of, make_target
 from ..report import (
@@ -260,7 +260,7 @@ def _decision(record: Mapping[str, Any], works: dict[str, Workload]) -> Decision
         str(record["where"]),
         kernel,
         work,
-        PlanTable.from_attr(record["plans"]) if "plans" in record else None,
+        table_of(record["plans"]) if "plans" in record else None,
         tuple(_prediction(each) for each in record["predictions"]),
         decline,
         str(record.get("validation", "")),
@@ -298,7 +298,7 @@ def _scheduling(record: Mapping[str, Any]) -> Scheduling:
         (str(each["rule"]), Decline(Reason(each["reason"]), str(each["detail"])))
         for each in record["refusals"]
     )
-    plans = PlanTable.from_attr(record["plans"]) if "plans" in record else None
+    plans = table_of(record["plans"]) if "plans" in record else None
     return Scheduling(str(record["function"]), str(record["rule"]), plans, refusals)
 
 

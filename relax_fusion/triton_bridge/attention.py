@@ -38,7 +38,7 @@ MANY_PARTS = 32
 """Parts of a row beyond which eight warps put them together, not four."""
 
 ANY_LENGTH: dict[str, Any] = {
-    "family": "pointer",
+    "family": "attention",
     "block_m": 64,
     "block_n": 64,
     "split_k": 1,
@@ -76,7 +76,7 @@ def attention_cases(
     """
     own = AttentionPlan.of(plan)
     a = AttentionCall(work, own, named_operands(work, inputs), most_queries, dev, workspaces)
-    whole = {"pointer": _pointer, "flash": flash_cases}
+    whole = {"attention": _pointer, "flash": flash_cases}
     if plan.family in whole:
         return whole[plan.family](a)
     makers = {"groups": groups_step, "halves": halves_step}

@@ -43,7 +43,7 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
         if adapters:  # in front, what makes x A
             narrow = [_narrow(c, p, adapter) for p, adapter in zip(alike, adapters, strict=True)]
             work = narrow_matmuls(c.work, [adapter.form for adapter in adapters])
-            plan = narrow_plan(family_of(c.plan, c.work, c.dev), work, c.dev, c.most_rows)
+            plan = narrow_plan(family_of(c.plan), work, c.dev, c.most_rows)
             yield _step(replace(c, work=work, plan=plan), narrow, x, released=c.dependent)
         yield _step(c, alike, x)
 

@@ -16,6 +16,7 @@ from ..errors import KernelError, LoweringError
 from ..estimator.families.generated.plan import GeneratedPlan
 from ..estimator.launch_limits import most_rows
 from ..estimator.ranges import served
+from ..estimator.registry import is_launched
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
@@ -63,7 +64,7 @@ class Fused:
             found += empty_cases(self.work, self.plans, self.inputs, dev)
         others: Any = True  # no box of the plans before that are not for Triton
         for here, bounds, plan in self.served():
-            if plan.backend == "triton":
+            if is_launched(plan):
                 launches = self._launches(plan, bounds, dev, workspaces)
                 found += [(_both(_both(others, here), when), steps) for when, steps in launches]
             elif here is not True:
@@ -224,14 +225,14 @@ def fused_of(func: tirx.PrimFunc) -> Fused | None:
     work, plans = description(func) or (None, None)
     if work is None or plans is None:
         return None
-    backends = {plan.backend for _, plan in served(work, plans)}
-    if "triton" not in backends:
+    launched = {is_launched(plan) for _, plan in served(work, plans)}
+    if True not in launched:
         return None
     graph, params = work.graph, func.params
     count = len(graph.outputs)
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
-    others = Others(func, inputs) if "tir" in backends else None
+    others = Others(func, inputs) if False in launched else None
     dims = dims_of(graph, params)
     return Fused(func, work, plans, inputs, outputs, dims, others, Fixed.of(func))
 

@@ -9,6 +9,7 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import build_prim_func
+from ..estimator.registry import is_launched
 from ..estimator.shortlist import Contest
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..passes import PATTERNS
@@ -28,7 +29,7 @@ def tables_of(contests: Sequence[Contest]) -> dict[TilePlan, PlanTable]:
     tables = {}
     shared = contests[-1].plans[0] if contests else None
     for plan in dict.fromkeys(plan for contest in contests for plan in contest.plans):
-        known = {c.box.rows for c in contests if plan in c.plans and plan.backend == "triton"}
+        known = {c.box.rows for c in contests if plan in c.plans and is_launched(plan)}
         uppers = sorted(rows for rows in known if rows is not None)
         beyond = plan if shared is None or not uppers or None in known else shared
         tables[plan] = PlanTable((*((rows, plan) for rows in uppers), (None, beyond)))

@@ -14,7 +14,13 @@ from tvm.target import Target
 
 from ..estimator import Size
 from ..estimator.choose import size_text
-from ..estimator.database import Database, Measurement, package_version, target_fields, versions
+from ..estimator.database import (
+    Database,
+    Measurement,
+    package_version,
+    target_fields,
+    versions_of,
+)
 from ..estimator.measured import Times, size_to_json
 from ..estimator.shortlist import Contest
 from ..estimator.tile_plan import PlanTable, TilePlan
@@ -144,7 +150,7 @@ class Trial:
 
     def _exclude(self, subject: Subject, plan: TilePlan, why: str) -> None:
         self.functions.pop(plan, None)
-        self.tuning.wrong.append(f"{subject.name}, {plan.backend} {plan.text} ({plan.key}): {why}")
+        self.tuning.wrong.append(f"{subject.name}, {plan.text} ({plan.key}): {why}")
 
     def _contest(
         self, subject: Subject, contest: Contest, times: dict[Size, dict[TilePlan, float]]
@@ -236,7 +242,7 @@ class Trial:
             plan=dict(plan.to_attr()),
             seconds=median,
             spread=round((high - low) / 2 / median, 4),
-            versions=dict(versions(plan.backend)),
+            versions=dict(versions_of(plan)),
             machine=self.device.machine,
             library=package_version("relax-fusion"),
         )

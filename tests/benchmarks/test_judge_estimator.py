@@ -111,7 +111,7 @@ def test_groups_are_stored_and_read(tmp_path) -> None:
 def test_plans_that_are_candidates_no_more_are_no_choice_but_may_be_the_best() -> None:
     g = group()
     work = g.subject.work()
-    old = TilePlan(16, 32, 64, num_stages=5, num_warps=4, backend="triton", family="pointer")
+    old = TilePlan(16, 32, 64, num_stages=5, num_warps=4, family="pointer")
     assert old not in plans(QKV, 16)
     before = judgement.judge(g, H200)
     g.plans, g.ms = [*g.plans, old], [*g.ms, min(g.ms) / 2]

@@ -116,7 +116,7 @@ def test_explain_writes_a_page(tmp_path, capsys):
 
 def test_explain_names_the_plan_of_the_keys_that_it_prices() -> None:
     work = Attention(1, None, None, 4, 2, 8, 8, 1.0, "bottom_right", None, "float16", "float16")
-    few, many = TilePlan(16, 32, 8), TilePlan(64, 64, 8)
+    few, many = TilePlan(16, 32, 8, family="cpu_tiles"), TilePlan(64, 64, 8, family="cpu_tiles")
     plans = PlanTable.of([(Box(rows=64, keys=512), few), (Box(), many)])
     cost = Prediction(1e-6, 1.0, 1.0, 1, "dram")
     priced = tuple(

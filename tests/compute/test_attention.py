@@ -26,13 +26,17 @@ from relax_fusion.workload.reference import numpy_dtype
 from ..support.attention_cases import BASE, Case, cases
 from ..support.quick import loaded, quickly
 
-PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
-REGISTERS = PlanTable.single(TilePlan(16, 64, 32, reg_m=4, reg_n=32, lanes=16))
+PLAN = PlanTable.single(
+    TilePlan(block_m=16, block_n=64, block_k=32, lanes=16, family="cpu_attention")
+)
+REGISTERS = PlanTable.single(
+    TilePlan(16, 64, 32, reg_m=4, reg_n=32, lanes=16, family="cpu_attention")
+)
 BY_LENGTH = PlanTable(
     (
-        (1, TilePlan(1, 64, 32, lanes=16)),
-        (16, TilePlan(8, 32, 32, reg_m=2, lanes=8)),
-        (None, TilePlan(16, 64, 32, reg_m=4, reg_n=16, lanes=16)),
+        (1, TilePlan(1, 64, 32, lanes=16, family="cpu_attention")),
+        (16, TilePlan(8, 32, 32, reg_m=2, lanes=8, family="cpu_attention")),
+        (None, TilePlan(16, 64, 32, reg_m=4, reg_n=16, lanes=16, family="cpu_attention")),
     )
 )
 

@@ -123,7 +123,12 @@ def test_packed_weights_are_decoded(form: Packed) -> None:
 
 
 def test_workload_and_plans_are_read_back() -> None:
-    table = PlanTable(((16, TilePlan(1, 64, 64, lanes=8)), (None, TilePlan(8, 64, 64, lanes=8))))
+    table = PlanTable(
+        (
+            (16, TilePlan(1, 64, 64, lanes=8, family="cpu_tiles")),
+            (None, TilePlan(8, 64, 64, lanes=8, family="cpu_tiles")),
+        )
+    )
     for form in (None, *FORMS):
         (plain,) = small_workloads.PLAIN.outputs
         work = replace(small_workloads.PLAIN, outputs=(replace(plain, packed=form),))

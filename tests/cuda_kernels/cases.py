@@ -40,7 +40,7 @@ def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
     groups = prod(fields.get(name, 1) for name in ("groups_m", "groups_n", "groups_k", "turns"))
     given = {"num_stages": 2 * sets, "num_warps": 4 * (groups + 1), **fields}
     given.setdefault("block_k", 64)
-    return CudaPlan(block_m, block_n, backend="triton", family="cuda", **given)
+    return CudaPlan(block_m, block_n, family="cuda", **given)
 
 
 def matmul(

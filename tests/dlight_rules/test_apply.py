@@ -95,7 +95,7 @@ def test_a_failed_schedule_is_none_to_tvm() -> None:
 
 def test_functions_for_triton_are_left() -> None:
     work = NormMatmul(8, 16, (Projection(4, "kn"),), None, "float32", "float32")
-    table = PlanTable.single(TilePlan(16, 16, 16, num_warps=4, backend="triton", family="pointer"))
+    table = PlanTable.single(TilePlan(16, 16, 16, num_warps=4, family="pointer"))
     func = build_prim_func(work, table).with_attr("global_symbol", "f")
     record: list[Scheduling] = []
     mod = ScheduleKernels(host_target(), [GenericMatmulRule()], record)(tvm.IRModule({"f": func}))

@@ -22,12 +22,16 @@ from relax_fusion.workload import Attention, DynamicDim
 from ..support.attention_cases import BASE, Case, cases
 from ..support.quick import machine, quick, quickly
 
-CPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
-GPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=32, block_k=32, num_warps=4))
+CPU_PLAN = PlanTable.single(
+    TilePlan(block_m=16, block_n=64, block_k=32, lanes=16, family="cpu_attention")
+)
+GPU_PLAN = PlanTable.single(
+    TilePlan(block_m=16, block_n=32, block_k=32, num_warps=4, family="fma_attention")
+)
 GPU_RANGES = PlanTable(
     (
-        (1, TilePlan(1, 32, 32, num_warps=2)),
-        (None, TilePlan(16, 32, 32, reg_m=2, reg_n=2, num_warps=4)),
+        (1, TilePlan(1, 32, 32, num_warps=2, family="fma_attention")),
+        (None, TilePlan(16, 32, 32, reg_m=2, reg_n=2, num_warps=4, family="fma_attention")),
     )
 )
 DYNAMIC = replace(
@@ -173,7 +177,7 @@ def test_cuda_compiles(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bias_min", "softcap_under_bias_min", "everything"])
 def test_unrolled_rows_share_no_variable(name: str) -> None:
-    plan = TilePlan(16, 32, 32, reg_m=2, reg_n=2, num_warps=8)
+    plan = TilePlan(16, 32, 32, reg_m=2, reg_n=2, num_warps=8, family="fma_attention")
     assert "__syncthreads" in cuda_source(BY_NAME[name].work, PlanTable.single(plan))
 
 
@@ -237,7 +241,7 @@ def test_a_plan_for_the_wrong_machine_is_declined() -> None:
 
     assert "a plan of 4 warps was given to a CPU" in reason(GPU_PLAN, host_target())
     assert re.search(r"a plan of 0 warps .* runs 1 to 1024 threads", reason(CPU_PLAN, cuda()))
-    large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64))
+    large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64, family="fma_attention"))
     assert "a plan of 64 warps" in reason(large, cuda())
 
 

@@ -65,7 +65,7 @@ def test_what_has_no_such_instruction_makes_one_by_one() -> None:
 @pytest.mark.parametrize("name", ["e4m3", "e4m3 of blocks", "e5m2", "int8", "uint8"])
 def test_a_cpu_sums_bytes_along_k_by_vectors(name: str) -> None:
     """Whatever scales follow: they are read last, and do not tell how the weight lies."""
-    plan = TilePlan(1, 16, 256, reg_m=1, reg_n=4, lanes=8)
+    plan = TilePlan(1, 16, 256, reg_m=1, reg_n=4, lanes=8, family="cpu_tiles")
     func = schedule_cpu(contraction_prim_func(work(name), plan, gpu=False), plan)
     assert "acc0_rf_update" in [b.name_hint for b in found_in(func.body, s_tir.SBlock)]
 

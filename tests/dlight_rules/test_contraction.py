@@ -76,7 +76,9 @@ def test_dynamic_rows_in_every_range(work: Work) -> None:
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_register_tiles(reg: tuple[int, int], blocks: int) -> None:
     work = replace(BASE, rows=33)
-    plan = TilePlan(reg[0] * blocks, 16, 64, reg_m=reg[0], reg_n=reg[1], lanes=4)
+    plan = TilePlan(
+        reg[0] * blocks, 16, 64, reg_m=reg[0], reg_n=reg[1], lanes=4, family="cpu_tiles"
+    )
     check(Case(f"{reg}", work), built(work, PlanTable.single(plan)))
 
 
@@ -113,8 +115,8 @@ def test_cuda_compiles(case: Case) -> None:
 
 
 SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
-TILE = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4)
-DOTS = TilePlan(1, 4, 64, reg_n=2, lanes=2, num_warps=2)
+TILE = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4, family="fma_tiles")
+DOTS = TilePlan(1, 4, 64, reg_n=2, lanes=2, num_warps=2, family="dot_products")
 KERNELS = [
     (BASE, TILE, 2),  # the norm once, then the projection
     (BASE, DOTS, 1),
@@ -153,7 +155,7 @@ def test_cuda_ranges(work: Work) -> None:
     assert not any(divergent_barriers(kernel) for kernel in kernels(source))
 
 
-GEMV = TilePlan(1, 8, 512, reg_n=2, lanes=8, num_warps=4)
+GEMV = TilePlan(1, 8, 512, reg_n=2, lanes=8, num_warps=4, family="dot_products")
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -175,7 +177,7 @@ def test_a_long_row_is_normalised_by_a_kernel_of_its_own() -> None:
 
 def test_neighbouring_blocks_share_their_columns() -> None:
     work = replace(BASE, rows=128, outputs=(replace(BASE.outputs[0], n=64),))
-    plan = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4)
+    plan = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4, family="fma_tiles")
     func = build_prim_func(work, PlanTable.single(plan))
     text = ContractionRule().apply(func, cuda(), False).mod.script()
     assert 'T.thread_binding(T.int64(8), thread="blockIdx.x")' in text

@@ -14,7 +14,8 @@ from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, candidates, choose
 from relax_fusion.estimator.families.few_rows import dequantised
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
-from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from relax_fusion.estimator.registry import table_of
+from relax_fusion.estimator.tile_plan import PLAN_ATTR, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.workload import NormMatmul
 
@@ -61,7 +62,7 @@ def scheduled(case: Quantised) -> tirx.PrimFunc:
 
 
 def plans(kernel: tirx.PrimFunc) -> list[TilePlan]:
-    return [plan for _, plan in PlanTable.from_attr(kernel.attrs[PLAN_ATTR]).entries]
+    return [plan for _, plan in table_of(kernel.attrs[PLAN_ATTR]).entries]
 
 
 def check_numbers(case: Quantised, family: str) -> None:

@@ -16,7 +16,8 @@ from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.dlight_rules.generic_matmul.matmul import generic_matmul
 from relax_fusion.dlight_rules.generic_matmul.plans import planned
 from relax_fusion.errors import Decline, Reason
-from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
+from relax_fusion.estimator.registry import table_of
+from relax_fusion.estimator.tile_plan import PLAN_ATTR
 from relax_fusion.hardware.target import device_of
 
 from ..support.generic_cases import Input, Quantised, check, compiled, fused, run
@@ -171,7 +172,7 @@ LEFT = ("a sum of one", "an epilogue in a batch")
 def test_cuda_compiles(name: str) -> None:
     func = fused(CASES[name].inputs, CASES[name].emit)
     kernel = GenericMatmulRule().apply(func, make_target("h200"), False).mod["main"]
-    ranges = len(PlanTable.from_attr(kernel.attrs[PLAN_ATTR]).entries)
+    ranges = len(table_of(kernel.attrs[PLAN_ATTR]).entries)
     source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
     assert source.count("__global__") >= 2 * ranges  # declared, then defined
     assert ("blockIdx.z" in source) == bool(CASES[name].batch)

@@ -12,7 +12,8 @@ from tvm.target import Target
 
 from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.errors import Decline, Reason
-from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
+from relax_fusion.estimator.registry import table_of
+from relax_fusion.estimator.tile_plan import PLAN_ATTR
 from relax_fusion.hardware.target import make_target
 
 from ..support.generic_cases import Input, compiled, fused
@@ -64,7 +65,7 @@ TAKEN: dict[str, tuple[list[Input], Callable[..., relax.Expr], str]] = {
 def test_tensor_cores_multiply_integers(name: str) -> None:
     inputs, emit, text = TAKEN[name]
     kernel = GenericMatmulRule().apply(fused(inputs, emit), make_target("h200"), False).mod["main"]
-    plans = PlanTable.from_attr(kernel.attrs[PLAN_ATTR])
+    plans = table_of(kernel.attrs[PLAN_ATTR])
     assert {plan.family or plan.block_m for _, plan in plans.entries} <= {"mma", "wgmma", 1}
     assert text in compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
 

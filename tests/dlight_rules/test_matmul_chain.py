@@ -24,8 +24,8 @@ from .test_contraction_panels import loops, multiply_adds
 
 HOST = host_target()
 BASE = MatmulChain(37, 96, 24, 56, ("nk", "nk"), (), (), "float32", "float32")
-BLOCKS = TilePlan(12, 16, 32, reg_m=3, reg_n=16, lanes=8, family="panels")
-IN_A_ROW = TilePlan(4, 8, 24, reg_m=2, reg_n=8, lanes=8)
+BLOCKS = TilePlan(12, 16, 32, reg_m=3, reg_n=16, lanes=8, family="chain_panels")
+IN_A_ROW = TilePlan(4, 8, 24, reg_m=2, reg_n=8, lanes=8, family="chain_in_a_row")
 
 
 def built(work: MatmulChain, table: PlanTable) -> tvm.runtime.Module:
@@ -95,7 +95,7 @@ def test_the_check_notices_an_intermediate_that_is_not_rounded() -> None:
 def test_both_inner_loops_keep_their_tile_in_registers() -> None:
     target = Target({"kind": "llvm", "mcpu": "znver4"})
     work = replace(BASE, rows=64, k=256, r=32, n=256)
-    plan = TilePlan(16, 32, 256, reg_m=8, reg_n=32, lanes=16, family="panels")
+    plan = TilePlan(16, 32, 256, reg_m=8, reg_n=32, lanes=16, family="chain_panels")
     func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
     library = tvm.compile(MatmulChainRule().apply(func, target, False).mod, target=target)
     found = [x for x in loops(library.mod.inspect_source("asm")) if multiply_adds(x) >= 16]

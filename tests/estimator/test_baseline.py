@@ -34,7 +34,6 @@ def plan_of(words: str) -> TilePlan:
         split_k=int(split),
         num_stages=int(stages),
         num_warps=int(warps),
-        backend="triton",
         family=family,
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose, predict
-from relax_fusion.estimator.registry import options
+from relax_fusion.estimator.registry import is_launched, options, table_of
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.estimator.tile_plan import OPEN, Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
@@ -18,7 +18,7 @@ from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 from ..support.estimator_cases import CACHE
 
 H200 = device("h200")
-A, B, C = (TilePlan(n, 16, 16) for n in (1, 2, 4))
+A, B, C = (TilePlan(n, 16, 16, family="cpu_tiles") for n in (1, 2, 4))
 
 
 def test_the_first_box_that_holds_decides() -> None:
@@ -26,7 +26,7 @@ def test_the_first_box_that_holds_decides() -> None:
     assert table.plan_for(1, keys=1024) == A
     assert table.plan_for(1, keys=1025) == B
     assert table.plan_for(17, keys=1) == C
-    assert PlanTable.from_attr(table.to_attr()) == table
+    assert table_of(table.to_attr()) == table
     assert [str(box) for box, _ in table.boxes] == [
         "rows <= 1, keys <= 1024",
         "rows <= 16",
@@ -83,8 +83,8 @@ def test_families_compete_by_price_where_they_are_no_fallback() -> None:
         choose(work, H200, backend=b, always=True) for b in ("auto", "tir", "triton")
     )
     assert isinstance(both, Choice) and isinstance(tir, Choice) and isinstance(triton, Choice)
-    assert both.plans.backends == {"tir", "triton"}
-    assert {p.family for _, p in both.plans.entries if p.backend == "tir"} == {"few_rows"}
+    assert {is_launched(p) for _, p in both.plans.entries} == {False, True}
+    assert {p.family for _, p in both.plans.entries if not is_launched(p)} == {"few_rows"}
     for size in (1, 16, 64, 512, 1024):
         rivals = (tir, triton) if size <= 16 else (triton,)
         least = min(predict(work, c.plans.plan_for(size), H200, size).seconds for c in rivals)

@@ -8,6 +8,7 @@ import pytest
 
 from relax_fusion.estimator import candidates, footprint, violations
 from relax_fusion.estimator.prediction import next_power, power_dividing
+from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import TilePlan
 
 from ..support.estimator_cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
@@ -20,15 +21,15 @@ def test_candidates_fit_and_are_few_and_distinct(work, dev):
     assert 0 < len(found) <= 1000
     assert len(set(found)) == len(found)
     assert not any(violations(plan, work, dev) for plan in found)
-    assert {plan.backend for plan in found} == {"tir"}
+    assert not any(is_launched(plan) for plan in found)
 
 
 def test_static_rows_bound_the_tile():
     found = list(candidates(norm_matmul(rows=1), GPU, "tir"))
-    assert {p.block_m for p in found if not p.family} == {1}  # dot products
+    assert {p.block_m for p in found if p.family == "dot_products"} == {1}
     exact = list(candidates(norm_matmul(rows=1, dtype="float32"), GPU, "tir"))
     assert {p.block_m for p in exact} == {1, 2}
-    assert {p.block_m for p in found if p.family} == {8}  # the rows of an instruction
+    assert {p.block_m for p in found if p.family == "few_rows"} == {8}  # the rows of an instruction
     assert max(p.block_m for p in candidates(norm_matmul(rows=20), GPU, "tir")) == 32
 
 
@@ -40,7 +41,7 @@ def test_gpu_block_k_divides_k_where_any_does():
 
 def tiles(k: int) -> list[TilePlan]:
     """Return the plans of scalar tiles; those of tensor cores fill what is left of k with zeros."""
-    return [p for p in candidates(norm_matmul(k=k), GPU, "tir") if p.block_m > 1 and not p.family]
+    return [p for p in candidates(norm_matmul(k=k), GPU, "tir") if p.family == "fma_tiles"]
 
 
 def test_gpu_rows_of_one_are_whole_warps_along_k():
@@ -65,13 +66,14 @@ def test_gpu_columns_pad_little():
 
 @pytest.mark.parametrize(("dev", "k", "lanes"), [(AVX512, 4096, 16), (AVX2, 4096, 8), (AVX2, 6, 2)])
 def test_cpu_lanes_are_the_widest_that_divide_k(dev, k, lanes):
-    assert {p.lanes for p in candidates(norm_matmul(k=k), dev, "tir") if not p.family} == {lanes}
+    found = candidates(norm_matmul(k=k), dev)
+    assert {p.lanes for p in found if p.family == "cpu_tiles"} == {lanes}
 
 
 def test_cpu_odd_k_is_scalar_but_for_panels():
     found = list(candidates(WORKLOADS["odd"], AVX2))
-    assert {p.lanes for p in found if not p.family} == {1}
-    assert {p.lanes for p in found if p.family} == {8}
+    assert {p.lanes for p in found if p.family == "cpu_tiles"} == {1}
+    assert {p.lanes for p in found if p.family == "panels"} == {8}
 
 
 def test_cpu_tiles_divide_n_and_make_a_task_for_every_core():

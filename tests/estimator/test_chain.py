@@ -67,7 +67,7 @@ def test_a_narrow_intermediate_is_worth_a_kernel() -> None:
     assert not isinstance(choice, Decline)
     (prediction,) = choice.predictions
     assert prediction.fused.dram_bytes < prediction.unfused.dram_bytes
-    assert choice.plans.entries[0][1].family == "panels"
+    assert choice.plans.entries[0][1].family == "chain_panels"
 
 
 def test_a_wide_intermediate_is_declined_with_both_times() -> None:
@@ -107,12 +107,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_a_plan_that_does_not_fit(change: dict[str, object], words: str) -> None:
-    good = TilePlan(16, 32, 256, reg_m=8, reg_n=32, lanes=16, family="panels")
+    good = TilePlan(16, 32, 256, reg_m=8, reg_n=32, lanes=16, family="chain_panels")
     assert violations(good, LORA, AVX512) == ()
     with pytest.raises(TilePlanError, match=words):
         choose(LORA, AVX512, plans=replace(good, **change))
 
 
 def test_weights_of_a_batch_are_packed() -> None:
-    plan = TilePlan(2, 8, 16, reg_m=2, reg_n=8, lanes=8)
+    plan = TilePlan(2, 8, 16, reg_m=2, reg_n=8, lanes=8, family="chain_in_a_row")
     assert "a batch of matrices" in violations(plan, WORKS["batched"], AVX512)[0]

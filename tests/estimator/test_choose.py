@@ -22,7 +22,7 @@ from relax_fusion.estimator import (
 )
 from relax_fusion.estimator.priced import price
 from relax_fusion.estimator.ranges import served
-from relax_fusion.estimator.registry import FAMILIES
+from relax_fusion.estimator.registry import FAMILIES, is_launched
 from relax_fusion.estimator.shape import rows_of
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
@@ -52,8 +52,8 @@ def test_of_packed_weights_kernels_of_tir_serve_few_rows():
     projection = Projection(6144, "nk", packed=quantization("q4f16_1").packed)
     work = replace(norm_matmul(), outputs=(projection,))
     entries = chosen(work, GPU).plans.entries
-    backends = {upper: plan.backend for upper, plan in entries}
-    assert backends[1] == backends[16] == "tir" and backends[64] == backends[None] == "triton"
+    families = {upper: plan.family for upper, plan in entries}
+    assert families[1] == families[16] == "packed_rows" and families[64] == families[None] == "cuda"
 
 
 @pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)
@@ -128,7 +128,7 @@ def test_triton_has_ranges_for_more_regimes(bound, uppers, sizes):
 def test_ranges_are_those_of_the_back_end_that_has_a_plan():
     work = norm_matmul(dtype="float32")  # which the Triton kernels do not take
     found = chosen(work, GPU, backend="triton", always=True)
-    assert {plan.backend for _, plan in found.plans.entries} == {"tir"}
+    assert not any(is_launched(plan) for _, plan in found.plans.entries)
     assert [p.upper for p in found.predictions] == [1, 16, 64, 256, None]
 
 
@@ -257,7 +257,7 @@ def test_decline_when_nothing_fits(work):
     assert found == Decline(Reason.NO_PLAN, "no tile of any family fits the H200")
 
 
-GOOD = TilePlan(4, 64, 4096, reg_m=4, reg_n=2, lanes=8)
+GOOD = TilePlan(4, 64, 4096, reg_m=4, reg_n=2, lanes=8, family="cpu_tiles")
 BAD = replace(GOOD, lanes=16, num_warps=4)
 
 
@@ -269,7 +269,7 @@ def test_a_user_s_plan_is_taken_and_priced():
 
 
 def test_a_user_s_plan_is_taken_even_if_it_does_not_pay():
-    plan = TilePlan(16, 16, 16, num_warps=8, lanes=8)
+    plan = TilePlan(16, 16, 16, num_warps=8, lanes=8, family="fma_tiles")
     found = chosen(norm_matmul(rows=1), GPU, plans=plan)
     assert [p.loses for p in found.predictions] == [True]
 

@@ -59,9 +59,7 @@ MEASURED_ATTENTION_MS = [
 
 @pytest.mark.parametrize(("work", "head_dim", "measured_ms"), MEASURED_ATTENTION_MS)
 def test_tensor_core_attention_is_priced_near_triton_s(work, head_dim, measured_ms):
-    plan = TilePlan(
-        *(128, 64, head_dim), num_stages=2, num_warps=8, backend="triton", family="pointer"
-    )
+    plan = TilePlan(*(128, 64, head_dim), num_stages=2, num_warps=8, family="attention")
     assert violations(plan, work, GPU) == ()
     size = AttentionSize(work.batch, work.q_len, work.kv_len)
     ratio = predict(work, plan, GPU, size).seconds / (measured_ms * 1e-3)
@@ -138,24 +136,28 @@ def test_a_prediction_respects_the_roofline(key, pick, rows):
 
 def test_rows_that_do_not_fit_l2_are_read_again():
     work, small = gated_ffn(), replace(GPU, l2_bytes=1 << 20)
-    plan = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
+    plan = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8, family="fma_tiles")
     far, near = (predict(work, plan, dev, 4096).dram_bytes for dev in (small, GPU))
     assert far > near
 
 
 def test_one_row_reads_the_weights_once_and_little_else():
-    plan = TilePlan(1, 2, 2048, num_warps=4, backend="triton", family="gemv")
+    plan = TilePlan(1, 2, 2048, num_warps=4, family="gemv")
     p = predict(gated_ffn(), plan, GPU, 1)
     assert 1 <= p.dram_bytes / (4096 * 14336 * 2 * 2) < 1.01
     assert p.bound == "dram"
-    cpu = predict(norm_matmul(), TilePlan(1, 64, 4096, reg_n=4, lanes=8), AVX2, 1)
+    cpu = predict(
+        norm_matmul(), TilePlan(1, 64, 4096, reg_n=4, lanes=8, family="cpu_tiles"), AVX2, 1
+    )
     assert 1 <= cpu.dram_bytes / (4096 * 6144 * 2) < 1.01
     assert cpu.bound == "dram"
 
 
 def test_larger_register_tiles_feed_the_pipes_better():
     def seconds(reg: int) -> float:
-        plan = TilePlan(64, 64, 32, reg_m=reg, reg_n=reg, num_warps=(64 // reg) ** 2 // 32)
+        plan = TilePlan(
+            64, 64, 32, reg_m=reg, reg_n=reg, num_warps=(64 // reg) ** 2 // 32, family="fma_tiles"
+        )
         return predict(norm_matmul(), plan, GPU, 4096).seconds
 
     assert seconds(8) < seconds(4) < seconds(2)
@@ -163,19 +165,25 @@ def test_larger_register_tiles_feed_the_pipes_better():
 
 def test_larger_register_tiles_pay_for_attention_too():
     work, size = attention(batch=32), AttentionSize(32, 512, 512)
-    small, large = (TilePlan(32, 32, 64, reg_m=reg, reg_n=reg, num_warps=2) for reg in (1, 4))
+    small, large = (
+        TilePlan(32, 32, 64, reg_m=reg, reg_n=reg, num_warps=2, family="fma_attention")
+        for reg in (1, 4)
+    )
     assert predict(work, large, GPU, size).seconds < predict(work, small, GPU, size).seconds / 2
     # 16 register tiles leave three quarters of 64 threads idle
-    idle = TilePlan(16, 16, 64, reg_m=4, reg_n=4, num_warps=2)
+    idle = TilePlan(16, 16, 64, reg_m=4, reg_n=4, num_warps=2, family="fma_attention")
     assert predict(work, idle, GPU, size).seconds > predict(work, large, GPU, size).seconds
-    small, large = (TilePlan(16, 64, 64, reg_m=reg, reg_n=16, lanes=16) for reg in (1, 4))
+    small, large = (
+        TilePlan(16, 64, 64, reg_m=reg, reg_n=16, lanes=16, family="cpu_attention")
+        for reg in (1, 4)
+    )
     assert predict(work, large, AVX512, size).seconds < predict(work, small, AVX512, size).seconds
 
 
 def test_cpu_reuse_wider_vectors_and_cores_pay():
     work = norm_matmul(k=512, dtype="float32")
-    plan = TilePlan(1, 64, 512, lanes=8)
-    tall = TilePlan(4, 64, 512, reg_m=4, reg_n=2, lanes=8)
+    plan = TilePlan(1, 64, 512, lanes=8, family="cpu_tiles")
+    tall = TilePlan(4, 64, 512, reg_m=4, reg_n=2, lanes=8, family="cpu_tiles")
     assert predict(work, tall, AVX2, 64).seconds < predict(work, plan, AVX2, 64).seconds
     assert (
         predict(work, tall, AVX2, 64).seconds
@@ -220,7 +228,7 @@ def test_unfused_attention_writes_and_reads_the_scores():
     work = attention(batch=32)
     fused = predict(
         work,
-        TilePlan(128, 64, 64, num_stages=2, num_warps=8, backend="triton", family="pointer"),
+        TilePlan(128, 64, 64, num_stages=2, num_warps=8, family="attention"),
         *(GPU, AttentionSize(32, 512, 512)),
     )
     unfused = predict_unfused(work, GPU, AttentionSize(32, 512, 512), backend="triton")
@@ -229,7 +237,7 @@ def test_unfused_attention_writes_and_reads_the_scores():
 
 
 def test_static_sizes_win_over_given_ones():
-    work, plan = attention(batch=32), TilePlan(32, 64, 64, num_warps=4)
+    work, plan = attention(batch=32), TilePlan(32, 64, 64, num_warps=4, family="fma_attention")
     assert predict(work, plan, GPU, AttentionSize(1, 1, 1)) == predict(
         work, plan, GPU, AttentionSize(32, 512, 512)
     )
@@ -270,7 +278,7 @@ def exact_steps(
 )
 def test_visible_blocks_are_close_to_a_count(causal, lengths, block_m, block_n):
     work = attention(1, *lengths, causal=causal)
-    plan = TilePlan(block_m, block_n, 64)
+    plan = TilePlan(block_m, block_n, 64, family="cpu_attention")
     mean, most = visible_blocks(work, plan, AttentionSize(1, *lengths))
     if causal == "none":
         assert mean == most == -(-lengths[1] // block_n)
@@ -290,7 +298,7 @@ def test_visible_blocks_are_close_to_a_count(causal, lengths, block_m, block_n):
 )
 def test_visible_blocks_of_a_window_are_close_to_a_count(causal, lengths, block_m, block_n, window):
     work = replace(attention(1, *lengths, causal=causal), window=window)
-    plan = TilePlan(block_m, block_n, 64)
+    plan = TilePlan(block_m, block_n, 64, family="cpu_attention")
     mean, most = visible_blocks(work, plan, AttentionSize(1, *lengths))
     steps = exact_steps(causal, lengths, block_m, block_n, window)
     # A first and a last block that some rows of a tile see, each counted as half or whole

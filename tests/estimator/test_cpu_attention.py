@@ -24,11 +24,19 @@ LLAMA = attention(1, 1, 1024, (32, 8), (128, 128), causal="bottom_right")
 
 MEASURED_US = [
     # One core of a Zen 4 at 2.6 GHz, float32
-    (LLAMA, TilePlan(4, 64, 128, reg_m=4, reg_n=64, lanes=16), 335),
-    (LLAMA, TilePlan(1, 256, 128, reg_m=1, reg_n=64, lanes=16), 732),
-    (LLAMA, TilePlan(4, 128, 128, reg_m=1, reg_n=16, lanes=16), 1119),
-    (attention(1, 512, 512, (12, 12), (64, 64)), TilePlan(64, 64, 64, 4, 32, 16), 10428),
-    (attention(1, 512, 512, (12, 12), (64, 64)), TilePlan(32, 32, 64, 4, 32, 16), 12254),
+    (LLAMA, TilePlan(4, 64, 128, reg_m=4, reg_n=64, lanes=16, family="cpu_attention"), 335),
+    (LLAMA, TilePlan(1, 256, 128, reg_m=1, reg_n=64, lanes=16, family="cpu_attention"), 732),
+    (LLAMA, TilePlan(4, 128, 128, reg_m=1, reg_n=16, lanes=16, family="cpu_attention"), 1119),
+    (
+        attention(1, 512, 512, (12, 12), (64, 64)),
+        TilePlan(64, 64, 64, 4, 32, 16, family="cpu_attention"),
+        10428,
+    ),
+    (
+        attention(1, 512, 512, (12, 12), (64, 64)),
+        TilePlan(32, 32, 64, 4, 32, 16, family="cpu_attention"),
+        12254,
+    ),
 ]
 
 

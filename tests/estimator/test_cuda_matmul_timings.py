@@ -34,7 +34,6 @@ def timed_plan(numbers: list[int]) -> CudaPlan:
         *(block_m, block_n, 64),
         num_stages=stages,
         num_warps=4 * (groups_m * groups_n + 1),
-        backend="triton",
         family="cuda",
         groups_m=groups_m,
         groups_n=groups_n,

@@ -15,7 +15,12 @@ import pytest
 
 from relax_fusion.errors import DatabaseError
 from relax_fusion.estimator import AttentionSize, candidates
-from relax_fusion.estimator.database import Database, Measurement, target_fields, versions
+from relax_fusion.estimator.database import (
+    Database,
+    Measurement,
+    target_fields,
+    versions_of,
+)
 from relax_fusion.estimator.measured import size_to_json
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.json import to_json
@@ -36,7 +41,7 @@ def measurement(work=WORK, plan=PLAN, size=16, seconds=1e-3) -> Measurement:
         plan=plan.to_attr(),
         seconds=seconds,
         spread=0.01,
-        versions={**versions("tir"), "driver": "1"},
+        versions={**versions_of(PLAN), "driver": "1"},
     )
 
 
@@ -79,8 +84,8 @@ def test_names_and_bounds_of_sizes_make_no_difference(database: Database) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"versions": {**versions("tir"), "kernels": "000000000000"}},
-        {"versions": {**versions("tir"), "tvm": "0.1"}},
+        {"versions": {**versions_of(PLAN), "kernels": "000000000000"}},
+        {"versions": {**versions_of(PLAN), "tvm": "0.1"}},
         {"target": {"kind": "llvm", "mcpu": "znver4", "num-cores": 8}},
         {"plan": {**PLAN.to_attr(), "family": "of another package", "depth": 3}},
         {"size": {"batch": 1, "q_len": 1, "kv_len": 1}},

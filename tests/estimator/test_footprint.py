@@ -12,9 +12,9 @@ from relax_fusion.hardware import generic_cpu
 
 from ..support.estimator_cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
 
-CPU_PLAN = TilePlan(8, 64, 4096, reg_m=4, reg_n=2, lanes=8)
-GPU_PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
-ATT_PLAN = TilePlan(32, 64, 64, lanes=8, num_warps=4)
+CPU_PLAN = TilePlan(8, 64, 4096, reg_m=4, reg_n=2, lanes=8, family="cpu_tiles")
+GPU_PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8, family="fma_tiles")
+ATT_PLAN = TilePlan(32, 64, 64, lanes=8, num_warps=4, family="fma_attention")
 
 FOOTPRINTS = [
     (norm_matmul(), GPU_PLAN, GPU, Footprint(128 * 33 * 4, 16 + 8 + 32, 256)),
@@ -22,7 +22,7 @@ FOOTPRINTS = [
     (norm_matmul(), CPU_PLAN, AVX2, Footprint(0, 8 + 6, 1, 256, 4096 * (8 * 4 + 2 * 2))),
     (
         norm_matmul(layout="kn"),
-        TilePlan(8, 64, 4096, reg_m=4, reg_n=16, lanes=8),
+        TilePlan(8, 64, 4096, reg_m=4, reg_n=16, lanes=8, family="cpu_tiles"),
         *(AVX2, Footprint(0, 8 + 6, 1, 256, 4096 * (8 * 4 + 16 * 2))),
     ),
     (
@@ -33,7 +33,7 @@ FOOTPRINTS = [
     ),
     (
         attention(),
-        TilePlan(32, 64, 64, lanes=8),
+        TilePlan(32, 64, 64, lanes=8, family="cpu_attention"),
         *(AVX2, Footprint(0, 4, 1, 32, 4 * (32 * (64 * 3 + 4) + 64 * 64))),
     ),
 ]
@@ -119,13 +119,18 @@ SENTENCES = [
         "needs 2048 B of accumulators, a stack buffer may have 1024 B",
     ),
     (
-        TilePlan(256, 1024, 64),
+        TilePlan(256, 1024, 64, family="cpu_attention"),
         *(attention(), AVX2),
         "needs 1445888 B of cache, a core of the 8-core CPU has 524288 B of L2",
     ),
-    (TilePlan(4, 20, 64, lanes=8), attention(), AVX2, "lanes is 8, does not divide block_n=20"),
     (
-        TilePlan(4, 16, 64, lanes=8),
+        TilePlan(4, 20, 64, lanes=8, family="cpu_attention"),
+        attention(),
+        AVX2,
+        "lanes is 8, does not divide block_n=20",
+    ),
+    (
+        TilePlan(4, 16, 64, lanes=8, family="cpu_attention"),
         *(attention(dims=(64, 60)), AVX2),
         "lanes is 8, does not divide v_dim=60",
     ),
@@ -141,7 +146,7 @@ def test_each_violation_has_its_sentence(plan, work, dev, sentence):
 
 
 def test_all_violations_are_told_at_once():
-    bad = TilePlan(64, 64, 8192, num_stages=2, split_k=2, num_warps=1)
+    bad = TilePlan(64, 64, 8192, num_stages=2, split_k=2, num_warps=1, family="fma_tiles")
     assert len(violations(bad, norm_matmul(), GPU)) >= 5
 
 

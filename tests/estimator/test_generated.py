@@ -17,7 +17,7 @@ from relax_fusion.estimator import Choice, choose, predict, violations
 from relax_fusion.estimator.families.generated.family import Generated
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
 from relax_fusion.estimator.families.generated.space import descended, plans
-from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.estimator.registry import plan_of
 from relax_fusion.hardware.target import device_of
 
 from ..support.estimator_cases import GPU
@@ -44,14 +44,13 @@ PLAN = GeneratedPlan(
     *(64, 64, 256),
     num_stages=3,
     num_warps=4,
-    backend="triton",
     family="generated",
     expression="ij1j0k",
     tiles="i=64 j0=128 k=64 j1=64",
 )
 
 
-def plan_of(row: list[Any]) -> GeneratedPlan:
+def timed_plan(row: list[Any]) -> GeneratedPlan:
     expression, tiles, warps, stages, maps, _ = row
     made = {"num_warps": warps, "num_stages": stages, "tensor_maps": maps}
     return replace(PLAN, expression=expression, tiles=tiles, **made)
@@ -66,7 +65,7 @@ def test_prices_rank_what_was_measured() -> None:
     found, errors, lost = [], [], []
     for name, rows in TIMED.items():
         work = work_of(name)
-        prices = [1e6 * predict(work, plan_of(row), GPU, work.rows).seconds for row in rows]
+        prices = [1e6 * predict(work, timed_plan(row), GPU, work.rows).seconds for row in rows]
         times = [row[-1] for row in rows]
         found.append(statistics.correlation(ranks(prices), ranks(times)))
         errors += [math.log(p / t) ** 2 for p, t in zip(prices, times, strict=True)]
@@ -80,7 +79,7 @@ def test_prices_rank_what_was_measured() -> None:
 
 def test_plans_are_written_and_read() -> None:
     attr = replace(PLAN, split="j0=4").to_attr()
-    assert TilePlan.from_attr(attr) == replace(PLAN, split="j0=4")
+    assert plan_of(attr) == replace(PLAN, split="j0=4")
     assert PLAN.text == "generated ij1j0k: i=64 j0=128 k=64 j1=64"
 
 

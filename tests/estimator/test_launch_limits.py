@@ -13,9 +13,9 @@ from relax_fusion.hardware import device
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection
 
 H200 = device("h200")
-DOTS = TilePlan(1, 4, 256, num_warps=4, reg_n=1, lanes=4)
-GEMV = TilePlan(1, 2, 256, num_warps=4, backend="triton", family="gemv")
-TILES = TilePlan(16, 8, 16, num_warps=2, reg_m=2, reg_n=1, lanes=1)
+DOTS = TilePlan(1, 4, 256, num_warps=4, reg_n=1, lanes=4, family="dot_products")
+GEMV = TilePlan(1, 2, 256, num_warps=4, family="gemv")
+TILES = TilePlan(16, 8, 16, num_warps=2, reg_m=2, reg_n=1, lanes=1, family="fma_tiles")
 MANY = GRID_YZ + 1
 
 
@@ -30,7 +30,7 @@ def wrong(plan: TilePlan, rows: Dim, n: int = 64) -> list[str]:
 
 def offered(*plans: TilePlan) -> list[TilePlan]:
     many = work(DynamicDim("n"))
-    found = [Option(family_of(plan, many, H200), plan) for plan in plans]
+    found = [Option(family_of(plan), plan) for plan in plans]
     return [option.plan for option in launchable(found, many, None)]
 
 
@@ -49,7 +49,7 @@ def test_a_block_for_each_tile_of_columns() -> None:
 
 
 def test_heads_and_query_positions_of_attention() -> None:
-    plan = TilePlan(16, 32, 64, num_warps=4, backend="triton", family="pointer")
+    plan = TilePlan(16, 32, 64, num_warps=4, family="attention")
     sizes = (1, GRID_YZ * 16 + 1, 128, MANY, MANY, 64, 64)
     many = Attention(*sizes, 0.125, None, None, "float16", "float16")
     found = list(launch_limits(plan, many, H200, many.q_len))
@@ -57,7 +57,7 @@ def test_heads_and_query_positions_of_attention() -> None:
 
 
 def test_a_users_plan_for_too_many_rows_is_refused() -> None:
-    tiles = TilePlan(*(64, 64, 64), num_warps=4, num_stages=3, backend="triton", family="pointer")
+    tiles = TilePlan(*(64, 64, 64), num_warps=4, num_stages=3, family="pointer")
     few = PlanTable(((1, GEMV), (None, tiles)))
     assert isinstance(choose(work(DynamicDim("n", MANY), dtype="float16"), H200, plans=few), Choice)
     for rows in (MANY, DynamicDim("n", MANY)):

@@ -14,7 +14,12 @@ from tvm.relax.frontend import nn
 from relax_fusion import PipelineOptions, Report, make_target
 from relax_fusion.errors import DatabaseError, PipelineError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose
-from relax_fusion.estimator.database import Database, Measurement, target_fields, versions
+from relax_fusion.estimator.database import (
+    Database,
+    Measurement,
+    target_fields,
+    versions_of,
+)
 from relax_fusion.estimator.measured import Measured, workload_key
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of
@@ -77,7 +82,7 @@ def test_all_sizes_of_a_range_count() -> None:
 
 
 def test_plans_that_there_are_no_more_do_not_count() -> None:
-    gone = TilePlan(7, 7, 7)
+    gone = TilePlan(7, 7, 7, family="cpu_tiles")
     assert chosen(WORK, times={16: {gone: 1e-9}}).plans == chosen(WORK).plans
 
 
@@ -131,7 +136,7 @@ def test_the_pipeline_reads_a_database(tmp_path) -> None:
     other = another(before.workload, device_of(target), before.plans.plan_for(32))
     work = json.loads(to_json(before.workload))
     told = target_fields(str(target))
-    first = Measurement("", told, work, 32, other.to_attr(), 1e-6, 0.0, dict(versions("tir")))
+    first = Measurement("", told, work, 32, other.to_attr(), 1e-6, 0.0, dict(versions_of(other)))
     Database(path).add(first)
     report = report_of(database=path)
     assert report.fused[0].plans.plan_for(32) == other

@@ -51,7 +51,7 @@ def test_few_panels_on_many_cores_are_shared():
 def test_many_rows_take_panels_and_one_row_does_not(layout):
     choice = choose(norm_matmul(dtype="float32", layout=layout), AVX512)
     assert isinstance(choice, Choice)
-    assert choice.plans.plan_for(1).family == ""
+    assert choice.plans.plan_for(1).family == "cpu_tiles"
     assert choice.plans.plan_for(1000).family == FAMILY
 
 
@@ -63,25 +63,30 @@ def test_packing_is_paid_once_for_all_rows():
 
 GOOD = TilePlan(6, 32, 4096, reg_m=6, reg_n=32, lanes=16, family=FAMILY)
 WRONG = [
-    (GOOD, FLOAT, GPU, "family is 'panels', backend 'tir' has '' and 'few_rows' and"),
+    (GOOD, FLOAT, GPU, "family is 'panels', there is 'cuda' and 'gemv' and"),
     (replace(GOOD, block_m=12), FLOAT, AVX512, "block_m is 12, family 'panels' has reg_m of them"),
     (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
     (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
     (
-        replace(PanelPlan.of(GOOD), family="", split_m=2),
+        replace(PanelPlan.of(GOOD), family="cpu_tiles", split_m=2),
         FLOAT,
         AVX512,
-        "tile plan of family '': there is no field 'split_m'",
+        "tile plan of family 'cpu_tiles': there is no field 'split_m'",
     ),
     (
         replace(GOOD, family="zzz"),
         FLOAT,
         AVX512,
-        "has 'words' and '' and 'panels' for NormMatmul on a cpu",
+        "family is 'zzz', there is 'cuda' and 'gemv'",
     ),
-    (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has '' for Attention on a cpu"),
+    (
+        GOOD,
+        attention(),
+        AVX512,
+        "family is 'panels', there is 'cpu_attention' for Attention on a cpu",
+    ),
 ]
 
 

@@ -35,9 +35,7 @@ from relax_fusion.estimator import (
     registry,
     violations,
 )
-from relax_fusion.estimator.families.panels import PanelPlan
-from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
-from relax_fusion.estimator.tile_plan import PLAN_TYPES
+from relax_fusion.estimator.registry import plan_of, table_of
 from relax_fusion.hardware import DeviceSpec, device, generic_cpu
 from relax_fusion.validation import Count
 from relax_fusion.workload import Projection
@@ -156,7 +154,7 @@ class Undecorated(TilePlan):
 @pytest.fixture
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "FAMILIES", [*registry.FAMILIES])
-    with mock.patch.dict(PLAN_TYPES):
+    with mock.patch.dict(registry._BY_NAME):
         yield
     monkeypatch.undo()
     choose.cache_clear()
@@ -201,26 +199,18 @@ def test_a_number_that_only_one_family_has_reaches_its_emitter() -> None:
 def test_plans_are_read_as_what_their_family_has() -> None:
     register_family(Shifted())
     plan = ShiftedPlan(1, 1, 8, family="shifted", shift=3)
-    table = PlanTable(((16, plan), (None, TilePlan(1, 1, 8))))
-    assert PlanTable.from_attr(table.to_attr()) == table
-    assert TilePlan.from_attr({"block_m": 1, "block_n": 1, "block_k": 8, "family": "shifted"}) == (
+    table = PlanTable(((16, plan), (None, TilePlan(1, 1, 8, family="cpu_tiles"))))
+    assert table_of(table.to_attr()) == table
+    assert plan_of({"block_m": 1, "block_n": 1, "block_k": 8, "family": "shifted"}) == (
         replace(plan, shift=1)
     )
     with pytest.raises(TilePlanError, match="shift is 0"):
-        TilePlan.from_attr({**plan.to_attr(), "shift": 0})
+        plan_of({**plan.to_attr(), "shift": 0})
     with pytest.raises(TilePlanError, match="there is no field 'shift'"):
-        TilePlan.from_attr({**plan.to_attr(), "family": "panels"})
-    assert violations(replace(plan, family=""), WORK, CPU) == (
-        "tile plan of family '': there is no field 'shift'; there are " + FIELDS,
+        plan_of({**plan.to_attr(), "family": "panels"})
+    assert violations(replace(plan, family="cpu_tiles"), WORK, CPU) == (
+        "tile plan of family 'cpu_tiles': there is no field 'shift'; there are " + FIELDS,
     )
-
-
-def test_plans_of_one_name_are_told_apart_by_their_fields() -> None:
-    packed = PanelPlan(6, 32, 64, reg_m=6, reg_n=32, lanes=16, family="panels")
-    of_chains = TilePlan(6, 32, 64, reg_m=6, reg_n=32, lanes=16, family="panels")
-    for plan in (packed, of_chains):
-        assert type(TilePlan.from_attr(plan.to_attr())) is type(plan)
-    assert PanelPlan.of(of_chains) == packed and TilePlan.of(packed) == of_chains
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -322,7 +312,7 @@ def test_a_written_plan_brings_its_family(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(registry, "_entry_points", lambda: points)
     monkeypatch.setattr(registry, "_LOADED", set())
     plan = ShiftedPlan(1, 1, 8, family="shifted", shift=3)
-    assert TilePlan.from_attr(plan.to_attr()) == plan
+    assert plan_of(plan.to_attr()) == plan
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -343,30 +333,7 @@ def test_an_entry_point_is_loaded_by_one_thread(monkeypatch: pytest.MonkeyPatch)
     assert [type(family) for family in registry.FAMILIES].count(Plain) == 1
 
 
-def test_former_names_are_read() -> None:
-    assert TilePlan(8, 16, 64, family="skinny") == TilePlan(8, 16, 64, family="few_rows")
-    old = {**TilePlan(8, 16, 64).to_attr(), "family": "skinny"}
-    assert TilePlan.from_attr(old).family == "few_rows"
-
-
-def test_former_fields_are_read() -> None:
-    """Groups of warps were written as parts of k, and every plan had parts of the rows."""
-    groups = AttentionPlan(16, 64, 64, num_warps=8, groups=8, backend="triton", family="groups")
-    old = {**TilePlan.to_attr(groups), "split_k": 8, "split_m": 1}
-    del old["groups"]
-    assert TilePlan.from_attr(old) == groups
-    written = TilePlan(16, 64, 64, num_warps=8, split_k=8, backend="triton", family="groups")
-    assert TilePlan.from_attr(written.to_attr()) == AttentionPlan.of(written) == groups
-    assert groups.text == "groups 16x64x64, 8 groups"
-    plain = TilePlan(8, 16, 64)
-    assert TilePlan.from_attr({**plain.to_attr(), "split_m": 1}) == plain
-    with pytest.raises(TilePlanError, match="there is no field 'split_m'"):
-        TilePlan.from_attr({**plain.to_attr(), "split_m": 2})
-    panels = {**plain.to_attr(), "family": "panels", "split_m": 2}
-    assert TilePlan.from_attr(panels) == PanelPlan(8, 16, 64, family="panels", split_m=2)
-
-
 def test_every_plan_of_a_table_is_told() -> None:
-    lost, wide = TilePlan(1, 1, 8, family="lost"), TilePlan(1, 16, 8, lanes=64)
+    lost, wide = TilePlan(1, 1, 8, family="lost"), TilePlan(1, 16, 8, lanes=64, family="cpu_tiles")
     with pytest.raises(TilePlanError, match=r"family is 'lost'.*; plan .*lanes is 64"):
         choose(replace(WORK, rows=DynamicDim("n")), CPU, plans=PlanTable(((1, lost), (None, wide))))

@@ -16,6 +16,7 @@ from relax_fusion.estimator.families.triton_matmul.tiles import (
     norm_inside,
     smem_bytes,
 )
+from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
@@ -30,7 +31,7 @@ WORKS = {"qkv": norm_matmul(), "gate_up": gated_ffn()}
 
 def plan(family: str, *block: int, **fields: int) -> TilePlan:
     numbers = {"num_warps": 4, "num_stages": 4, **fields}
-    return TilePlan(*block, backend="triton", family=family, **numbers)
+    return TilePlan(*block, family=family, **numbers)
 
 
 POINTER = plan("pointer", 16, 64, 64)
@@ -52,7 +53,7 @@ def test_candidates_fit(work, name) -> None:
     dev = device(name)
     found = list(candidates(work, dev, "triton"))
     assert len(found) == len(set(found)) > 10
-    assert {p.backend for p in found} == {"triton"}
+    assert all(is_launched(p) for p in found)
     assert {p.family for p in found} == {"gemv", "pointer"}
     assert all(violations(p, work, dev) == () for p in found)
     shape = matmul_shape(work, pairs=False)
@@ -81,7 +82,7 @@ def test_resources(wanted, work, of_a_thread, smem) -> None:
 
 def test_where_triton_has_no_kernel_tir_has() -> None:
     work = norm_matmul(dtype="float32")
-    assert {p.backend for p in candidates(work, GPU, "triton")} == {"tir"}
+    assert not any(is_launched(p) for p in candidates(work, GPU, "triton"))
     assert TritonMatmul().refuses(work, GPU) is not None
 
 
@@ -101,15 +102,9 @@ CPU_AND_DTYPE = [
         POINTER,
         norm_matmul(),
         AVX2,
-        "backend is 'triton', there is 'tir' for NormMatmul",
+        "family is 'pointer', there is 'words' and 'cpu_tiles' and 'panels' for NormMatmul",
     ),
     (POINTER, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
-    (
-        replace(POINTER, family=""),
-        norm_matmul(),
-        GPU,
-        "family is '', backend 'triton' has 'gemv'",
-    ),
 ]
 GEMV_SENTENCES = [
     (replace(GEMV, block_m=2), norm_matmul(), "block_m is 2, family 'gemv' takes 1 row"),

@@ -12,6 +12,7 @@ from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, pr
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan, key_parts
 from relax_fusion.estimator.prediction import Prediction
+from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import Attention, DynamicDim
@@ -24,10 +25,10 @@ LLAMA = {"heads": (32, 8), "dims": (128, 128), "causal": "bottom_right"}
 
 
 def plan(family: str, *block: int, **fields: int) -> TilePlan:
-    return AttentionPlan(*block, backend="triton", family=family, **fields)
+    return AttentionPlan(*block, family=family, **fields)
 
 
-POINTER = plan("pointer", 64, 64, 64, num_stages=3, num_warps=4)
+POINTER = plan("attention", 64, 64, 64, num_stages=3, num_warps=4)
 FLASH = plan("flash", 128, 128, 64, num_stages=3, num_warps=12)
 GROUPS = plan("groups", 16, 64, 64, num_warps=8, groups=8)
 HALVES = plan("halves", 64, 128, 64, num_stages=2, num_warps=8, groups=2)
@@ -49,15 +50,15 @@ def test_scalar_kernels_have_what_triton_has_not() -> None:
     decode = attention(1, 1, 8192, **{**LLAMA, "causal": "none"})
     assert choose(decode, H200) == chosen(decode)
     for work, backend in ((decode, "tir"), (attention(dims=(8, 8)), "triton")):
-        assert {p.backend for p in candidates(work, H200, backend)} == {"tir"}
+        assert not any(is_launched(p) for p in candidates(work, H200, backend))
 
 
 SENTENCES = [
     (
         replace(POINTER, family="gemv"),
         {},
-        "family is 'gemv', backend 'triton' has 'pointer' and 'flash' and 'groups' and 'halves' "
-        "for Attention on a gpu",
+        "family is 'gemv', there is 'attention' and 'flash' and 'groups' and 'halves' and "
+        "'fma_attention' for Attention on a gpu",
     ),
     (replace(POINTER, block_m=48), {}, "block_m is 48, triton needs a power of two >= 16"),
     (replace(POINTER, block_n=8), {}, "block_n is 8, triton needs a power of two >= 16"),
@@ -90,7 +91,7 @@ SENTENCES = [
     (replace(GROUPS, num_warps=4), {}, "num_warps is 4, 8 groups have a warp each"),
     (replace(GROUPS, groups=2), {}, "groups is 2, family 'groups' has 4, 8 or 16"),
     (replace(GROUPS, split_k=2), {}, "split_k is 2, family 'groups' holds all keys at once"),
-    (replace(POINTER, groups=2), {}, "groups is 2, family 'pointer' has 1"),
+    (replace(POINTER, groups=2), {}, "groups is 2, family 'attention' has 1"),
     (HALVES, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
     (replace(HALVES, block_m=128), {}, "block_m is 128, family 'halves' has 64"),
     (
@@ -110,7 +111,7 @@ def test_what_a_plan_may_not(own: TilePlan, changes: dict, sentence: str) -> Non
 def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
     sentence = f"family {own.family!r} needs TMA and wgmma (sm_90), which the A100 80GB SXM lacks"
     assert sentence in violations(own, attention(), A100)
-    assert {p.family for p in candidates(attention(), A100, "triton")} == {"pointer"}
+    assert {p.family for p in candidates(attention(), A100, "triton")} == {"attention"}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
 def test_what_no_kernel_computes_gets_plans_for_tir(changes: dict, dev, reason: str) -> None:
     work = attention(**changes)
     assert (TritonAttention().refuses(work, dev) or "").startswith(reason)
-    assert {p.backend for p in candidates(work, dev, "triton")} == {"tir"}
+    assert not any(is_launched(p) for p in candidates(work, dev, "triton"))
 
 
 def test_a_users_own_plan_is_checked() -> None:
@@ -141,7 +142,7 @@ def test_every_candidate_fits() -> None:
 
 def test_parts_of_keys_fill_the_device_and_no_more() -> None:
     work = attention(BATCH, 1, KEYS, **LLAMA)
-    cut = plan("pointer", 16, 64, 128, num_stages=4, num_warps=4, split_k=64)
+    cut = plan("attention", 16, 64, 128, num_stages=4, num_warps=4, split_k=64)
     parts = [key_parts(cut, work, H200, AttentionSize(b, 1, 8192)) for b in (1, 8, 64)]
     assert parts == [2 * 132 // 8, 132 // 64, 1]
     assert key_parts(cut, work, H200, AttentionSize(1, 1, 128)) == 2  # blocks of keys
@@ -160,10 +161,10 @@ CHOICES = [
     (attention(32), {"flash"}),
     (attention(1, 2048, 2048, **LLAMA), {"flash"}),
     (attention(1, 8192, 8192, **LLAMA), {"flash"}),
-    (attention(1, 1, 4096, **LLAMA), {"pointer"}),
-    (attention(8, 1, 4096, **LLAMA), {"pointer"}),
-    (attention(BATCH, QUERIES, KEYS, **LLAMA), {"pointer", "flash"}),
-    (attention(BATCH, QUERIES, QUERIES, **LLAMA), {"pointer", "flash"}),
+    (attention(1, 1, 4096, **LLAMA), {"attention"}),
+    (attention(8, 1, 4096, **LLAMA), {"attention"}),
+    (attention(BATCH, QUERIES, KEYS, **LLAMA), {"attention", "flash"}),
+    (attention(BATCH, QUERIES, QUERIES, **LLAMA), {"attention", "flash"}),
 ]
 
 
@@ -191,11 +192,11 @@ def test_few_queries_cut_the_keys_and_many_do_not() -> None:
 def test_every_device_from_ampere_on_has_a_plan() -> None:
     for dev in (A100, RTX3080):
         table = chosen(attention(BATCH, QUERIES, KEYS, **LLAMA), dev).plans
-        assert {p.family for _, p in table.entries} == {"pointer"}
+        assert {p.family for _, p in table.entries} == {"attention"}
 
 
 def pointer_us(work: Attention, *block: int, **fields: int) -> float:
-    own = plan("pointer", *block, **{"num_stages": 3, "num_warps": 4, **fields})
+    own = plan("attention", *block, **{"num_stages": 3, "num_warps": 4, **fields})
     return (
         1e6 * predict(work, own, H200, AttentionSize(work.batch, work.q_len, work.kv_len)).seconds
     )
@@ -221,7 +222,7 @@ def test_two_stages_wait_for_memory_at_every_block() -> None:
 
 def test_bounds_of_parts_that_change_nothing_are_no_candidates() -> None:
     def bounds(work: Attention) -> set[int]:
-        return {p.split_k for p in candidates(work, H200, "triton") if p.family == "pointer"}
+        return {p.split_k for p in candidates(work, H200, "triton") if p.family == "attention"}
 
     assert bounds(attention(32, 512, 512)) == {1}
     assert bounds(attention(BATCH, 1, KEYS, **LLAMA)) == {1, 32}  # 8 heads: 33 parts at most

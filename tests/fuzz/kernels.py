@@ -68,7 +68,7 @@ def draw(seed: int, dev: DeviceSpec, backend: str) -> Kernel | None:
     case = chooser.case(rng.choice(kinds))
     found = list(islice(candidates(case.work, dev, backend), 400))
     if backend == "triton":
-        found = [p for p in found if p.backend == "triton" and p.family in FAMILIES]
+        found = [p for p in found if p.family in FAMILIES]
         found = [p for p in found if p.block_m <= 64 and p.block_n <= 64]
     if not found:
         return None

@@ -81,7 +81,7 @@ class Wrong(Exception):
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Let passes take every match, and make kernels of it that have no body."""
-    plans = Choice(PlanTable.single(TilePlan(1, 1, 1)), ())
+    plans = Choice(PlanTable.single(TilePlan(1, 1, 1, family="cpu_tiles")), ())
 
     def named(work: Workload, *args: object, **kwargs: object) -> tirx.PrimFunc:
         # Another one for each workload: a module has equal functions once

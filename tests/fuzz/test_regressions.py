@@ -20,7 +20,7 @@ from . import kernels
 ATTENTION = "FuseAttentionChain"
 LAYER = Norm("layer", 1e-3, beta=True)
 SUM = Norm("rms", 1e-3, residual=True)
-TILE = TilePlan(16, 16, 8, reg_m=4, reg_n=4, lanes=8)
+TILE = TilePlan(16, 16, 8, reg_m=4, reg_n=4, lanes=8, family="cpu_tiles")
 
 
 def work(norm: Norm | None, k: int, *steps: str) -> NormMatmul:

@@ -9,6 +9,7 @@ import pytest
 
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
+from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.target import device_of
@@ -32,7 +33,7 @@ def _found(work: Attention, dev: DeviceSpec) -> dict[tuple[str, bool], list[Tile
     def kind(plan: TilePlan) -> tuple[str, bool]:
         return plan.family, plan.split_k > 1
 
-    plans = [p for p in candidates(work, dev, "triton") if p.backend == "triton"]
+    plans = [p for p in candidates(work, dev, "triton") if is_launched(p)]
     return {k: list(group) for k, group in groupby(sorted(plans, key=kind), kind)}
 
 

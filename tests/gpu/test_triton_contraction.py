@@ -9,6 +9,7 @@ import pytest
 
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
+from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
@@ -67,7 +68,7 @@ def _one_of_each(work: NormMatmul | GatedFFN) -> list[TilePlan]:
     """Return a plan of every family, and of every way to reduce k, that fits."""
     found = {}
     for plan in candidates(work, device_of(gpu_target()), "triton"):
-        if plan.backend == "triton":
+        if is_launched(plan):
             found.setdefault(
                 (plan.family, plan.split_k, plan.block_m > 16, plan.block_n % 64), plan
             )

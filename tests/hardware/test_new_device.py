@@ -11,6 +11,8 @@ from tvm.target import Target
 
 from relax_fusion import DEVICES, DeviceSpec, Report, TargetError, make_target
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.matmuls import SCALAR_FAMILIES
+from relax_fusion.estimator.registry import family_of
 from relax_fusion.hardware import Capabilities, device, register
 from relax_fusion.hardware.instructions import MMA
 from relax_fusion.hardware.target import device_of, has_triton
@@ -83,7 +85,9 @@ def test_one_entry_makes_a_target() -> None:
 
 
 @pytest.mark.usefixtures("described")
-@pytest.mark.parametrize(("name", "family"), [("t4", {""}), ("orin", {"few_rows", "mma"})])
+@pytest.mark.parametrize(
+    ("name", "family"), [("t4", {"dot_products", "fma_tiles"}), ("orin", {"few_rows", "mma"})]
+)
 def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
     compiled = compile_chain(linears(16, "float16")[0], make_target(name), backend="tir")
     (decision,) = compiled.report.decisions
@@ -93,13 +97,16 @@ def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
 
 
 def test_plans_use_the_instructions_that_an_entry_names() -> None:
-    for dtype, families in (("float16", {"mma", ""}), ("bfloat16", {""})):
+    for dtype, families in (
+        ("float16", {"mma", "dot_products"}),
+        ("bfloat16", {*SCALAR_FAMILIES}),
+    ):
         work = NormMatmul(512, 1024, (Projection(1024, "nk"),), None, dtype, dtype)
         assert {plan.family for plan in candidates(work, ORIN, "tir")} == families
-        backends = {plan.backend for plan in candidates(work, ORIN, "triton")}
-        assert backends == {"triton" if dtype == "float16" else "tir"}
+        languages = {family_of(plan).language for plan in candidates(work, ORIN, "triton")}
+        assert languages == {"triton" if dtype == "float16" else "tir"}
         copied = replace(ORIN, capabilities=replace(ORIN.capabilities, async_copies=False))
-        assert {plan.family for plan in candidates(work, copied, "tir")} == {""}
+        assert {plan.family for plan in candidates(work, copied, "tir")} == {*SCALAR_FAMILIES}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_decisions(name: str, target: str) -> None:
         table = plans.get(item.kernel)
         for box, plan in table.boxes if table is not None else ():
             told = f"{plan.num_warps} warps, {plan.num_stages} stages"
-            lines.append(f"    {box}: {plan.backend} {plan.text}, {told}")
+            lines.append(f"    {box}: {plan.text}, {told}")
     found = "\n".join(lines)
     if os.environ.get("RELAX_FUSION_REWRITE"):
         texts = entries() | {lines[0]: found}

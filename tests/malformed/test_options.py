@@ -30,7 +30,7 @@ from relax_fusion.validation import shown
 
 from ..support.malformed import CYCLE, HUGE, LONG, STRANGER, Rude, assert_one_line
 
-PLAN = TilePlan(4, 64, 64)
+PLAN = TilePlan(4, 64, 64, family="cpu_tiles")
 
 OPTIONS: list[dict[Any, Any]] = [
     *({"variable_bounds": v} for v in (3, "n", ["n"], {3: 1}, {None: 1}, {("n",): 1}, Rude())),

@@ -9,13 +9,14 @@ import pytest
 
 from relax_fusion import PlanTable, TilePlan, TilePlanError
 from relax_fusion.errors import LoweringError
+from relax_fusion.estimator.registry import plan_of, table_of
 from relax_fusion.validation import shown
 from relax_fusion.workload.json import from_json, to_json
 
 from ..support.estimator_cases import norm_matmul
 from ..support.malformed import HUGE, LONG, Rude, assert_one_line
 
-PLAN = TilePlan(4, 64, 64)
+PLAN = TilePlan(4, 64, 64, family="cpu_tiles")
 WRONG_COUNTS = (0, -1, 1.0, 1.5, float("nan"), "4", None, True, HUGE, LONG, [4], Rude())
 
 
@@ -33,7 +34,7 @@ WRONG_COUNTS = (0, -1, 1.0, 1.5, float("nan"), "4", None, True, HUGE, LONG, [4],
 )
 def test_plans_as_attributes(changes: dict[str, Any]) -> None:
     with pytest.raises(TilePlanError) as caught:
-        TilePlan.from_attr({**PLAN.to_attr(), **changes})
+        plan_of({**PLAN.to_attr(), **changes})
     assert_one_line(caught.value)
 
 
@@ -51,13 +52,13 @@ def test_tables_as_attributes(attr: object) -> None:
     if attr == [{**PLAN.to_attr(), "upper": None}]:
         return  # the open range, as it is called in Python
     with pytest.raises(TilePlanError) as caught:
-        PlanTable.from_attr(attr)
+        table_of(attr)
     assert_one_line(caught.value)
 
 
 def test_a_table_of_rows_that_come_once() -> None:
-    table = PlanTable.single(TilePlan(8, 8, 8))
-    assert PlanTable.from_attr(row for row in table.to_attr()) == table
+    table = PlanTable.single(TilePlan(8, 8, 8, family="cpu_tiles"))
+    assert table_of(row for row in table.to_attr()) == table
 
 
 @pytest.mark.parametrize("entries", [3, None, (), ((None, 3),), ((4, PLAN),), [(None, PLAN)]])

@@ -18,6 +18,7 @@ from tvm.s_tir import dlight as dl
 
 from relax_fusion import PipelineOptions, Report, make_target
 from relax_fusion.dlight_rules import GenericMatmulRule, ScalarMatmulRule
+from relax_fusion.estimator.registry import family_of
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, TilePlan
 from relax_fusion.models import export, zoo_config
 from relax_fusion.pipeline import PHASES
@@ -79,13 +80,13 @@ def left_to_tvm(mod: ir.IRModule, **options: Any) -> tuple[dict[str, str], Repor
 def backends(report: Report) -> set[str]:
     """Return who emits the kernels that took matmuls."""
     taken = [d for d in report.fused if d.pattern != "FuseAttentionChain"]
-    return {plan.backend for d in taken for _, plan in d.plans.entries}
+    return {family_of(plan).language for d in taken for _, plan in d.plans.entries}
 
 
 def scalar_plans(report: Report) -> list[TilePlan]:
     """Return the plans of several rows that are neither Triton's nor for tensor cores."""
     plans = [plan for d in report.fused for _, plan in d.plans.entries]
-    return [p for p in plans if p.backend == "tir" and not p.family and p.block_m > 1]
+    return [p for p in plans if p.family == "fma_tiles"]
 
 
 MODELS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -180,8 +180,10 @@ class Interpreted:
         return not (whole or scored or _unsupported(work)) and work.dtype == "float16"
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
-        plan = TilePlan(*self._tile(work), split_k=self.split, num_stages=2, num_warps=4)
-        plan = replace(plan, backend="triton", family=self.family)
+        family = "attention" if isinstance(work, Attention) else self.family
+        plan = TilePlan(
+            *self._tile(work), split_k=self.split, num_stages=2, num_warps=4, family=family
+        )
         return launches.interpreted(interpreter(), work, plan, inputs)
 
     def _tile(self, work: Workload) -> tuple[int, int, int]:
@@ -204,7 +206,7 @@ class Emulated:
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         tile = 16, 64, block_k(work.dtype)
-        plan = CudaPlan(*tile, num_stages=2, num_warps=8, backend="triton", family="cuda")
+        plan = CudaPlan(*tile, num_stages=2, num_warps=8, family="cuda")
         made = emulated(work, plan, inputs, interpreter=interpreter())
         return {name: values.astype("float64") for name, values in made.items()}
 
@@ -249,21 +251,18 @@ class Gpu:
         if self.backend == "tir" and work.is_adapted:
             return False
         if self.backend == "tir":
-            kinds = Attention | MatmulChain if self.family else MatmulChain
-            return not isinstance(work, kinds)
-        in_attention = self.family in ("pointer", "flash", "groups")
-        in_contraction = self.family not in ("flash", "groups")
-        fits = in_attention if isinstance(work, Attention) else in_contraction
+            return not isinstance(work, Attention | MatmulChain) or self.family == "fma_attention"
+        in_attention = self.family in ("attention", "flash", "groups")
+        fits = in_attention == isinstance(work, Attention)
         if work.is_adapted:
             return self.family == "cuda"
         return fits and not _unsupported(work)
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         found = candidates(work, device_of(gpu_target()), self.backend)
-        wanted = (self.backend, self.family)
-        plan = next((p for p in found if (p.backend, p.family) == wanted), None)
+        plan = next((p for p in found if p.family == self.family), None)
         if plan is None:
-            pytest.skip(f"no plan of the family {self.family or 'without one'} for {work.dtype}")
+            pytest.skip(f"no plan of the family {self.family} for {work.dtype}")
         results = _empty_results(work, inputs)
         if self.backend == "triton":
             made = run_triton(_triton_on_gpu(work, plan), list(inputs.values()))
@@ -298,10 +297,10 @@ ON_CPU = (
     Emulated(),
 )
 ON_GPU = tuple(
-    Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)
+    Gpu(f"gpu_{backend}_{family}", backend, family)
     for backend, families in {
-        "tir": ("", "mma", "wgmma", "few_rows"),
-        "triton": ("gemv", "pointer", "cuda", "flash", "groups"),
+        "tir": ("dot_products", "fma_tiles", "fma_attention", "mma", "wgmma", "few_rows"),
+        "triton": ("gemv", "pointer", "cuda", "attention", "flash", "groups"),
     }.items()
     for family in families
 )

@@ -47,7 +47,7 @@ NORM = Chain("main", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y")
 
 
 def test_attributes_and_name_of_a_kernel() -> None:
-    plan = TilePlan(block_m=8, block_n=16, block_k=32)
+    plan = TilePlan(block_m=8, block_n=16, block_k=32, family="cpu_tiles")
     out, (decision,) = run_pass(
         module([NORM]), "FuseRMSNormMatmul", plans={"FuseRMSNormMatmul": plan}
     )
@@ -70,14 +70,14 @@ def test_input_module_is_not_modified() -> None:
 
 
 def test_bad_plan_raises() -> None:
-    plan = TilePlan(8, 16, 32, num_warps=4)
+    plan = TilePlan(8, 16, 32, num_warps=4, family="cpu_tiles")
     with pytest.raises(TilePlanError, match="num_warps is 4"):
         run_pass(module([NORM]), "FuseRMSNormMatmul", plans={"FuseRMSNormMatmul": plan})
 
 
 def test_plan_by_workload_key() -> None:
     _, (first,) = run_pass(module([NORM]), "FuseRMSNormMatmul")
-    plan = TilePlan(block_m=8, block_n=16, block_k=32)
+    plan = TilePlan(block_m=8, block_n=16, block_k=32, family="cpu_tiles")
     _, (second,) = run_pass(module([NORM]), "FuseRMSNormMatmul", plans={first.workload.key: plan})
     assert second.plans.entries == ((None, plan),)
 

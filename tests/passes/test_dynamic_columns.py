@@ -12,6 +12,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.errors import GraphError
 from relax_fusion.estimator import candidates, choose
+from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Packed, Projection, Rope
@@ -108,7 +109,7 @@ def test_a_gate_has_a_known_width() -> None:
 @pytest.mark.parametrize("backend", ["tir", "triton"])
 def test_kernels_are_of_tir(backend: str) -> None:
     choice = choose(work(norm=NORM), device_of(H200), backend=backend)
-    assert {plan.backend for _, plan in choice.plans.boxes} == {"tir"}
+    assert not any(is_launched(plan) for _, plan in choice.plans.boxes)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_hopper_unpacks_in_registers_from_17_rows_on(name: str) -> None:
     families = {upper: plan.family for upper, plan in decision.plans.entries}
     few = [family for upper, family in families.items() if upper and upper <= 16]
     many = [family for upper, family in families.items() if not upper or upper > 16]
-    assert few and set(few) == {"few_rows"} and many and set(many) == {"cuda"}, families
+    assert few and set(few) == {"packed_rows"} and many and set(many) == {"cuda"}, families
     assert "cuda " in report.text()
 
 

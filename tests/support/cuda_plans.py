@@ -21,7 +21,7 @@ OTHERS = {"int8": INTEGERS, "tf32": TF32}
 def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
     """Return a plan of 4 stages and a warp group that multiplies."""
     numbers = {"num_stages": 4, "num_warps": 8, **fields}
-    return CudaPlan(block_m, block_n, 64, backend="triton", family="cuda", **numbers)
+    return CudaPlan(block_m, block_n, 64, family="cuda", **numbers)
 
 
 SMALL = plan(64, 64)

@@ -33,9 +33,7 @@ H200 = device("h200")
 def plan_of(work: Attention, split_k: int = 1, **fields: int) -> TilePlan:
     """Return a plan of small pointer tiles for an attention."""
     block = fields.pop("block_m", 32), fields.pop("block_n", 32), padded(work.head_dim)
-    return TilePlan(
-        *block, split_k=split_k, num_stages=2, num_warps=4, backend="triton", family="pointer"
-    )
+    return TilePlan(*block, split_k=split_k, num_stages=2, num_warps=4, family="attention")
 
 
 def parameters(work: Workload) -> list[ir.Expr]:

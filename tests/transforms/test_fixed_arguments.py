@@ -153,7 +153,7 @@ def test_what_may_launch_nothing_is_no_first(first: str, second: str, leads: boo
 
 
 WORK = replace(HALF, rows=1, k=64, outputs=(plain(32),))
-PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
+PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8, family="fma_tiles")
 H200 = make_target("h200")
 
 

@@ -132,7 +132,9 @@ def test_passes_from_outside_are_named_as_ours() -> None:
     with pytest.raises(PipelineError, match=f"must be one of .*, {NAME}, FuseMatmulEpilogue"):
         make_options("llvm", {"disable": ["FusePointwise"]})
     with pytest.raises(TilePlanError, match="block_k is 64, the reduction has 16 elements"):
-        compiled(module(CHAINS), plans={NAME: TilePlan(8, 8, 64)}, disable=MULTIPLIED)
+        compiled(
+            module(CHAINS), plans={NAME: TilePlan(8, 8, 64, family="cpu_tiles")}, disable=MULTIPLIED
+        )
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,9 @@ LLAMA = Attention(
     kv_prefix=True,
 )
 DECODE = plan_of(LLAMA, 64, block_m=16, block_n=64)
-FLASH = TilePlan(128, 128, 128, num_stages=2, num_warps=12, backend="triton", family="flash")
-GROUPS = AttentionPlan(16, 64, 64, groups=8, num_warps=8, backend="triton", family="groups")
-HALVES = AttentionPlan(
-    *(64, 128, 64), groups=2, num_stages=2, num_warps=8, backend="triton", family="halves"
-)
+FLASH = TilePlan(128, 128, 128, num_stages=2, num_warps=12, family="flash")
+GROUPS = AttentionPlan(16, 64, 64, groups=8, num_warps=8, family="groups")
+HALVES = AttentionPlan(*(64, 128, 64), groups=2, num_stages=2, num_warps=8, family="halves")
 SHORT = replace(LLAMA, batch=1, q_len=512, kv_len=512, head_dim=64, v_dim=64, kv_prefix=False)
 
 
@@ -290,14 +288,14 @@ def test_before_sm_90_there_are_pointers() -> None:
 
 LARGEST = [
     ("h200", {"head_dim": 256, "v_dim": 256}, "flash"),
-    ("h200", {"head_dim": 256, "v_dim": 256, "mask_dims": (True, True, True, True)}, "pointer"),
+    ("h200", {"head_dim": 256, "v_dim": 256, "mask_dims": (True, True, True, True)}, "attention"),
     ("h200", {**IN_TILES, "head_dim": 128, "v_dim": 128}, "flash"),
     ("h200", {"head_dim": 80, "v_dim": 80}, "groups"),
     ("h200", {"kv_heads": 32}, "halves"),
-    ("a100", {"head_dim": 256, "v_dim": 256}, "pointer"),
-    ("rtx3080", {"bias_dims": (True, True, True, True)}, "pointer"),
-    ("rtx3080", {"bias_dims": (True, True, True, False), "kv_len": 500}, "pointer"),
-    ("rtx4090", {"mask_dims": (True, False, True, True), "kv_len": 500}, "pointer"),
+    ("a100", {"head_dim": 256, "v_dim": 256}, "attention"),
+    ("rtx3080", {"bias_dims": (True, True, True, True)}, "attention"),
+    ("rtx3080", {"bias_dims": (True, True, True, False), "kv_len": 500}, "attention"),
+    ("rtx4090", {"mask_dims": (True, False, True, True), "kv_len": 500}, "attention"),
 ]
 
 

@@ -14,7 +14,7 @@ from tvm import relax
 
 from relax_fusion.estimator import registry
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
-from relax_fusion.estimator.tile_plan import PLAN_TYPES, PlanTable
+from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.launch.arguments import Out, Part, TensorMap
 from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.triton_bridge.steps import SourceStep
@@ -208,7 +208,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have the family among all others."""
     others = [f for f in registry.FAMILIES if not isinstance(f, CudaMatmul)]
     monkeypatch.setattr(registry, "FAMILIES", [CudaMatmul(), *others])
-    with mock.patch.dict(PLAN_TYPES, {("triton", "cuda"): [CudaMatmul.plan]}):
+    with mock.patch.dict(registry._BY_NAME, cuda=registry.FAMILIES[0]):
         yield
 
 

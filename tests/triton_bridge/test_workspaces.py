@@ -96,7 +96,6 @@ GENERATED = GeneratedPlan(
     *(16, 48, 40),
     num_stages=2,
     num_warps=4,
-    backend="triton",
     family="generated",
     expression="ij0kj1",
     tiles="i=16 j0=32 k=16 j1=48",

@@ -109,7 +109,7 @@ class _WithGate(NormMatmul):
 
 def test_an_operand_more_is_one_everywhere() -> None:
     work = _WithGate(DynamicDim("n"), 16, (Projection(8, "nk", ("bias",)),), None, *["float32"] * 2)
-    func = build_prim_func(work, PlanTable.single(TilePlan(4, 4, 16)))
+    func = build_prim_func(work, PlanTable.single(TilePlan(4, 4, 16, family="cpu_tiles")))
     assert [p.name for p in func.params] == ["gate", "x", "w0", "bias0_0", "out0"]
     given = named_operands(work, list(func.params)[:-1])
     assert given["gate"].name == "gate" and given["x"].name == "x"

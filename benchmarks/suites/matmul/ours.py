@@ -146,7 +146,7 @@ class Compiled:
             else:
                 tile = f"{plan.block_m}x{plan.block_n}x{plan.block_k}"
                 rest = f"warps {plan.num_warps} stages {plan.num_stages} split {plan.split_k}"
-                said.append(f"{d.pattern} {plan.family or plan.backend} {tile} {rest}")
+                said.append(f"{d.pattern} {plan.family} {tile} {rest}")
         return said
 
     def predicted_s(self) -> tuple[float, float]:

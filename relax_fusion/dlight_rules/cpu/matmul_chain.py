@@ -9,8 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ...compute import matmul_chain_prim_func
-from ...estimator.families.cpu_chain import panel_columns, sum_parts
-from ...estimator.families.panels import FAMILY as PANELS
+from ...estimator.families.cpu_chain import PANELS, panel_columns, sum_parts
 from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .. import steps

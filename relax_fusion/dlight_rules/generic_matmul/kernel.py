@@ -18,6 +18,7 @@ from tvm.target import Target
 from ...compute import contraction_prim_func
 from ...compute.ranges import root_of, stitch, unless_empty
 from ...errors import Decline
+from ...estimator.families.matmuls import SCALAR_FAMILIES
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...hardware.target import device_of, is_gpu
 from ...matching.expressions import different, loads_of, substitute, variables_of
@@ -62,7 +63,7 @@ def matmul_kernel(
 
 
 def _on_tensor_cores(plan: TilePlan) -> bool:
-    return plan.num_warps > 0 and plan.family != ""
+    return plan.num_warps > 0 and plan.family not in SCALAR_FAMILIES
 
 
 def _variant(
@@ -92,7 +93,7 @@ def _scheduled(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Prim
         return schedule_cpu(func, plan)
     return (
         waiting_first(schedule_mma(func, plan, target))
-        if plan.family
+        if plan.family not in SCALAR_FAMILIES
         else schedule_gpu(func, plan, target)
     )
 

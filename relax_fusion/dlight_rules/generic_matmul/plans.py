@@ -11,6 +11,7 @@ from ...estimator import choose, predict
 from ...estimator.choose import Choice
 from ...estimator.families.few_rows import dequantised
 from ...estimator.families.few_rows import tiles as few_rows
+from ...estimator.families.matmuls import SCALAR_FAMILIES
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.shape import matmul_shape, rows_of
 from ...estimator.tile_plan import PlanTable, TilePlan
@@ -63,7 +64,7 @@ def planned(
     choice = choose(work, dev, always=True, backend="tir")
     if isinstance(choice, Decline):
         return choice
-    if not computed or not any(plan.family for _, plan in choice.plans.boxes):
+    if not computed or all(plan.family in SCALAR_FAMILIES for _, plan in choice.plans.boxes):
         return form, work, _by_rows(choice.plans)
     scalars_only = replace(dev, capabilities=NO_CAPABILITIES)
     scalar = choose(work, scalars_only, always=True, backend="tir")
@@ -98,7 +99,7 @@ def _in_front_or_scalar(
     for p in choice.predictions:
         rows = p.upper or rows_of(work, p.size)
         on_the_way = predict(work, scalar.plans.plan_for(rows), dev, rows).seconds
-        few = choice.plans.plan_for(rows).family == few_rows.FAMILY
+        few = choice.plans.plan_for(rows).family in few_rows.FAMILIES
         in_front = not few and p.fused.seconds + _writing_s(form, work, rows, dev) < on_the_way
         table = choice.plans if in_front else scalar.plans
         found.append(Planned(p.upper, _plan_of(table, p.upper, rows), in_front))

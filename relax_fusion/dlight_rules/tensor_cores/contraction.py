@@ -48,7 +48,7 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     """
     sch = s_tir.Schedule(func)
     for name in steps.block_names(func):
-        if name.startswith("w_parts") and plan.family == few_rows.FAMILY:
+        if name.startswith("w_parts") and plan.family in few_rows.FAMILIES:
             sch.compute_inline(sch.get_sblock(name))
         elif name.startswith("w_parts"):
             block, threads = sch.get_sblock(name), plan.num_warps * LANES
@@ -83,7 +83,7 @@ def with_mma(
         elif name.startswith("out"):
             product = Product(blocks[name.replace("out", "acc")], block, float8)
             norm = RowNorm.of(blocks) if inside else None
-            few = plan.family == few_rows.FAMILY
+            few = plan.family in few_rows.FAMILIES
             kernel = few_rows_kernel(product, plan, norm, dev) if few else _kernel(product, plan)
             kernels.append(kernel)
         elif inside and name in NORM_BLOCKS:

@@ -32,6 +32,9 @@ from .attention_tiles import (
 )
 from .cpu_tiles import OPERAND_REGISTERS
 
+FAMILY = "cpu_attention"
+"""The name of the family of attention on CPUs."""
+
 ROW_CYCLES = 40
 """Cycles per row and key tile: partial maxima and sums are folded, and the sum is rescaled by one
 exponential.  Counted: the latencies of two folds."""
@@ -51,6 +54,7 @@ class CpuAttention(KernelFamily[Attention]):
     """A task has a tile of query rows, and goes through the keys in blocks."""
 
     kind = "cpu"
+    names = (FAMILY,)
     takes = (Attention,)
     emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.0
@@ -64,7 +68,7 @@ class CpuAttention(KernelFamily[Attention]):
                 for reg_m in reversed([*powers(1, min(block_m, 4))]):
                     for reg_n in powers(lanes, min(block_n, 4 * lanes)):
                         tile = (block_m, block_n, work.head_dim)
-                        yield TilePlan(*tile, reg_m=reg_m, reg_n=reg_n, lanes=lanes)
+                        yield TilePlan(*tile, reg_m=reg_m, reg_n=reg_n, lanes=lanes, family=FAMILY)
 
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
         """Yield what a core has not, and what vectors do not divide."""

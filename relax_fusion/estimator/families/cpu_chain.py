@@ -41,7 +41,9 @@ from .panels import (
     pack_cycles,
     sum_length,
 )
-from .panels import FAMILY as PANELS
+
+IN_A_ROW, PANELS = "chain_in_a_row", "chain_panels"
+"""The names of the two kernels of chains of matmuls on CPUs."""
 
 TILES_OF_BLOCK = (1, 2, 4, 8, 16)
 """Register tiles that follow each other along the rows of a block."""
@@ -56,7 +58,7 @@ REG_M, REG_COLUMNS, TASK_TILES = (1, 2, 4), (1, 2, 4), (1, 2, 4)
 class CpuChain(KernelFamily[MatmulChain]):
     """A task has some rows: in a row, or in blocks with packed weights."""
 
-    names = ("", PANELS)
+    names = (IN_A_ROW, PANELS)
     kind = "cpu"
     takes = (MatmulChain,)
     emitter = "relax_fusion.dlight_rules.cpu.matmul_chain:emit"
@@ -145,7 +147,11 @@ def _in_a_row(work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
             reg_n = columns * (lanes if across else 1)
             for tiles in TASK_TILES:
                 yield TilePlan(
-                    *(reg_m, reg_n * tiles, work.r), reg_m=reg_m, reg_n=reg_n, lanes=lanes
+                    *(reg_m, reg_n * tiles, work.r),
+                    reg_m=reg_m,
+                    reg_n=reg_n,
+                    lanes=lanes,
+                    family=IN_A_ROW,
                 )
 
 

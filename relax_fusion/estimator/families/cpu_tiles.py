@@ -15,6 +15,9 @@ from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .matmuls import MatmulWork, refuses_integers
 
+FAMILY = "cpu_tiles"
+"""The name of the family of register tiles on CPUs."""
+
 REG_M = (1, 2, 4, 8)
 REG_N = (1, 2, 3, 4, 6, 8)
 BLOCK_ROWS = (1, 2, 4)
@@ -28,6 +31,7 @@ class CpuTiles(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections: a task has some columns of all rows."""
 
     kind = "cpu"
+    names = (FAMILY,)
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
     error = OWN_BASELINE_ERROR
@@ -47,7 +51,11 @@ class CpuTiles(KernelFamily[MatmulWork]):
                         break
                     for block_n in column_blocks(shape, dev, reg_n):
                         yield TilePlan(
-                            *(block_m, block_n, shape.k), reg_m=reg_m, reg_n=reg_n, lanes=lanes
+                            *(block_m, block_n, shape.k),
+                            reg_m=reg_m,
+                            reg_n=reg_n,
+                            lanes=lanes,
+                            family=FAMILY,
                         )
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Dot products of whole warps along k: the family "" of GPUs, for a few rows of "nk" weights."""
+"""Dot products of whole warps along k: a family of GPUs, for a few rows of "nk" weights."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
@@ -15,6 +15,7 @@ from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
 from .matmuls import (
+    DOT_PRODUCTS,
     THREAD_OVERHEAD_REGISTERS,
     MatmulWork,
     columns_fit,
@@ -50,23 +51,15 @@ GEMV_FILL_LOADS = 4
 34 MB, measured on an H200 (`2026-11-21-skinny_plans.log`)."""
 
 
-def is_dot_product(plan: TilePlan, layouts: Collection[str]) -> bool:
-    """Tell whether a GPU computes dot products under `plan`, not tiles."""
-    return plan.block_m == 1 and set(layouts) == {"nk"}
-
-
 class DotProducts(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections of a row at a time, k contiguous in the weights."""
 
+    names = (DOT_PRODUCTS,)
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = OWN_BASELINE_ERROR
     fallback = True
     breaks = Breaks((1, 16))
-
-    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
-        """Tell dot products from tiles, which have the same name."""
-        return is_dot_product(plan, matmul_shape(work).layouts)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse integers where tensor cores do not multiply them, and words across k."""
@@ -93,6 +86,7 @@ class DotProducts(KernelFamily[MatmulWork]):
                                 reg_n=reg_n,
                                 lanes=lanes,
                                 num_warps=threads // dev.warp_size,
+                                family=DOT_PRODUCTS,
                             )
 
     def worth(
@@ -105,6 +99,10 @@ class DotProducts(KernelFamily[MatmulWork]):
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what a block has not, and which groups of threads do not divide k."""
         yield from one_stage(plan)
+        if plan.block_m != 1:
+            yield f"block_m is {plan.block_m}, family {DOT_PRODUCTS!r} takes 1 row"
+        if matmul_shape(work).layouts != {"nk"}:
+            yield f"family {DOT_PRODUCTS!r} takes weights [n, k], some are [k, n]"
         foot = self.footprint(plan, work, dev)
         yield from matmul_limits(foot, plan, work, dev, is_static=True)
         yield from _groups(plan, work.k, dev)

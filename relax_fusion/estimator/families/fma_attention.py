@@ -34,6 +34,9 @@ from .attention_tiles import (
 )
 from .matmuls import THREAD_OVERHEAD_REGISTERS
 
+FAMILY = "fma_attention"
+"""The name of the family of attention by FMAs."""
+
 FMA_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 """Rows and columns of a thread's register tile."""
 
@@ -41,6 +44,7 @@ FMA_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 class FmaAttention(KernelFamily[Attention]):
     """A block has a tile of query rows in shared memory; FMAs multiply."""
 
+    names = (FAMILY,)
     takes = (Attention,)
     emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.2
@@ -59,6 +63,7 @@ class FmaAttention(KernelFamily[Attention]):
                                 reg_m=reg_m,
                                 reg_n=reg_n,
                                 num_warps=num_warps,
+                                family=FAMILY,
                             )
 
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:

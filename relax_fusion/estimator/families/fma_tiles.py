@@ -20,8 +20,9 @@ from ..prediction import ceil_div, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
 from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
-from .dot_products import is_dot_product
 from .matmuls import (
+    DOT_PRODUCTS,
+    FMA_TILES,
     THREAD_OVERHEAD_REGISTERS,
     MatmulWork,
     columns_fit,
@@ -48,14 +49,11 @@ NORM_CHAIN_LOADS = 4
 class FmaTiles(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections, by FMAs on tiles in shared memory."""
 
+    names = (FMA_TILES,)
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = OWN_BASELINE_ERROR
     fallback = True
-
-    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
-        """Tell tiles from dot products, which have the same name."""
-        return not is_dot_product(plan, matmul_shape(work).layouts)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse integers, which would be added up as float32, and words across k."""
@@ -79,11 +77,14 @@ class FmaTiles(KernelFamily[MatmulWork]):
                     reg_n=reg_n,
                     lanes=_lanes(shape, block_n, block_k),
                     num_warps=threads // 32,
+                    family=FMA_TILES,
                 )
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what a block has not; shared memory is declared statically."""
         yield from one_stage(plan)
+        if plan.block_m == 1 and matmul_shape(work).layouts == {"nk"}:
+            yield f"block_m is 1, which is for family {DOT_PRODUCTS!r} where weights are [n, k]"
         if plan.block_k > work.k:
             yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
         foot = self.footprint(plan, work, dev)

@@ -16,6 +16,9 @@ from .tensor_cores import tiles as mma
 
 MatmulWork: TypeAlias = NormMatmul | GatedFFN
 
+DOT_PRODUCTS, FMA_TILES = SCALAR_FAMILIES = ("dot_products", "fma_tiles")
+"""The names of the families of matmuls on GPUs without tensor cores."""
+
 MAX_PADDING = 0.05
 """Part of a dimension that a tile may compute in vain (MCFuser's third rule)."""
 

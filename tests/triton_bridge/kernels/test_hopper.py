@@ -16,7 +16,7 @@ from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 
 H200 = device("h200")
 WORK = NormMatmul(DynamicDim("rows"), 4096, (Projection(6144, "nk"),), None, "float16", "float16")
-GEMV = TilePlan(1, 2, 4096, num_warps=4, backend="triton", family="gemv")
+GEMV = TilePlan(1, 2, 4096, num_warps=4, family="gemv")
 
 
 def code(leads: bool) -> str:

@@ -17,8 +17,8 @@ from ...support.workloads import shape_of
 from .cases import EPILOGUES, EPS, ODD_HEADS, ROTATIONS, Case, normalise
 from .launches import gemv, matmul_pointer
 
-POINTER = TilePlan(16, 16, 64, num_stages=2, num_warps=4, backend="triton", family="pointer")
-GEMV = TilePlan(1, 4, 16, num_warps=4, backend="triton", family="gemv")
+POINTER = TilePlan(16, 16, 64, num_stages=2, num_warps=4, family="pointer")
+GEMV = TilePlan(1, 4, 16, num_warps=4, family="gemv")
 
 
 def label(case: Case) -> str:

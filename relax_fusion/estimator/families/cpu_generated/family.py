@@ -20,10 +20,13 @@ from ...shape import Size, sizes_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..generated.family import ChainWork
-from ..generated.plan import FAMILY, TilingPlan, loop_sizes, scheduled, space_of
+from ..generated.plan import TilingPlan, loop_sizes, scheduled, space_of
 from ..generated.space import result_loops, structures
 from .price import ChainPrice
 from .registers import Registers, sides_of
+
+FAMILY = "cpu_generated"
+"""The name of the family of generated chains on CPUs."""
 
 ROWS = (16, 32, 64, 128, 256)
 """Tiles of the rows of the result."""

@@ -143,7 +143,6 @@ def _plan(kind: Kind, wide: int, step: int) -> CudaPlan:
         split_k=kind.split_k,
         num_stages=1,
         num_warps=4 * (groups_m * groups_n * kind.turns + 1),
-        backend="triton",
         family=FAMILY,
         swapped=kind.swapped,
         groups_m=groups_m,

@@ -186,7 +186,6 @@ def packed_plans(weights: int, form: Packed, sm_smem: int, block_smem: int) -> t
                 *(rows, kind.tall // weights, step),
                 num_stages=1,
                 num_warps=4 * (kind.groups * kind.turns * sets + 1),
-                backend="triton",
                 family=FAMILY,
                 groups_n=kind.groups,
                 groups_k=sets,

@@ -33,10 +33,10 @@ from ..matmuls import (
 from ..tensor_cores import tiles as mma
 from .dequantised import MEMBERS, PIECE, width
 from .tiles import (
-    FAMILY,
     MMA_COLUMNS,
     MMA_ROWS,
     MOST_ROWS,
+    PACKED_FAMILY,
     SUM_BYTES,
     of_height,
     refuses_others,
@@ -108,7 +108,7 @@ class PackedPlan(TilePlan):
 class PackedRows(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections of a few rows; threads unpack what they multiply."""
 
-    names = (FAMILY,)
+    names = (PACKED_FAMILY,)
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
@@ -128,7 +128,7 @@ class PackedRows(KernelFamily[MatmulWork]):
         if (scattered := refuses_scattered(work)) is not None:
             return scattered
         if work.k % PIECE and work.dtype in HALF_DTYPES:
-            return f"k is {work.k}, family {FAMILY!r} takes multiples of {PIECE}"
+            return f"k is {work.k}, family {PACKED_FAMILY!r} takes multiples of {PIECE}"
         return refuses_others(work, dev)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
@@ -154,7 +154,7 @@ class PackedRows(KernelFamily[MatmulWork]):
                 lanes=PIECE,
                 num_stages=ahead,
                 num_warps=warps,
-                family=FAMILY,
+                family=PACKED_FAMILY,
             )
             yield plan
             if block_m == MMA_ROWS:
@@ -169,7 +169,7 @@ class PackedRows(KernelFamily[MatmulWork]):
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what its tiles ask for, and what a block has not."""
-        family, chunk = f"family {FAMILY!r}", MEMBERS * width(work.k)
+        family, chunk = f"family {PACKED_FAMILY!r}", MEMBERS * width(work.k)
         if plan.block_m not in (MMA_ROWS, MOST_ROWS):
             yield f"block_m is {plan.block_m}, {family} has tiles of {MMA_ROWS} or {MOST_ROWS}"
         given = {

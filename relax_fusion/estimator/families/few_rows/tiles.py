@@ -20,7 +20,7 @@ from ..tensor_cores import tiles as mma
 
 _HALF = MMA["float16"]
 
-FAMILY = "few_rows"
+FAMILY, PACKED_FAMILY = FAMILIES = ("few_rows", "packed_rows")
 
 MMA_COLUMNS, MMA_ROWS, MMA_K = _HALF.m, _HALF.n, _HALF.k
 """Columns of the weight, rows of x and elements of k that one instruction takes."""

@@ -132,7 +132,6 @@ def plans(graph: Graph) -> Iterator[GeneratedPlan]:
                     *(rows, columns, inner),
                     num_stages=STAGES[0],
                     num_warps=warps,
-                    backend="triton",
                     family=FAMILY,
                     expression=expression,
                     tiles=" ".join(f"{name}={t}" for name, t in tile.items()),

@@ -34,7 +34,7 @@ from .tiles import (
     warp_groups,
 )
 
-FILL_S = {"pointer": 1.9e-6, "flash": 4.8e-6, "groups": 2.9e-6, "halves": 3.4e-6}
+FILL_S = {"attention": 1.9e-6, "flash": 4.8e-6, "groups": 2.9e-6, "halves": 3.4e-6}
 """What a program takes beside its blocks of keys: it begins, and stores its results.  In `flash`
 and the kernels for short sequences, with the wait for the first block."""
 
@@ -53,13 +53,13 @@ GROUP_STEP_S, GROUP_STEP_S_PER_PRODUCT = 0.27e-6, 49e-12
 """The same where warp groups multiply from shared memory, and for each product of a thread: scores
 times features of keys and values."""
 
-BLOCK_S = {"pointer": 0.13e-6, "flash": 0.22e-6}
+BLOCK_S = {"attention": 0.13e-6, "flash": 0.22e-6}
 """What a block of keys costs besides, however many programs there are: barriers, row maxima."""
 
 FRAGMENT_EFFICIENCY = 0.24
 """Reached part of the tensor cores' peak where operands pass through registers."""
 
-TENSOR_EFFICIENCY = {"pointer": 0.84, "flash": 0.93}
+TENSOR_EFFICIENCY = {"attention": 0.84, "flash": 0.93}
 """The same where warp groups multiply, before what overlaps badly."""
 
 SCORES_PER_CLOCK = 8.5
@@ -69,14 +69,14 @@ Exponentials alone would be 16."""
 FEED_BYTES_PER_CLOCK = 60.0
 """What a multiprocessor fetches from L2, through pointers."""
 
-OVERLAP = {"pointer": 0.57, "flash": 0.16}
+OVERLAP = {"attention": 0.57, "flash": 0.16}
 """Part of the second longest of matmuls, softmax and fetching that the longest does not hide."""
 
 SCORE_WORK = {"softcap": 1.5, "alibi": 0.6, "line": 0.3}
 """What is done to a score besides, over the time of its softmax.  Assumed is that of a bias or mask
 with one value a key (or a query), of which a tile reads a line."""
 
-READ_SCORE_WORK = {"pointer": 0.9, "flash": 1.85, "copied": 0.8}
+READ_SCORE_WORK = {"attention": 0.9, "flash": 1.85, "copied": 0.8}
 """The same for a bias of every score, which pointer tiles copy ahead, as `flash` does where it is
 ``copied`` as tiles; assumed for a mask."""
 
@@ -166,7 +166,7 @@ def _score_work(work: Attention, plan: TilePlan) -> float:
     found = 1.0
     for name, given in (("softcap", work.softcap), ("alibi", work.alibi)):
         found += 0.0 if given is None else SCORE_WORK[name]
-    read = "pointer" if plan.family == "pointer" else "flash"
+    read = "attention" if plan.family == "attention" else "flash"
     bias = "copied" if bias_tiles(plan, work) else read
     for how, dims in ((bias, work.bias_dims), (read, work.mask_dims)):
         if dims is not None:
@@ -177,7 +177,7 @@ def _score_work(work: Attention, plan: TilePlan) -> float:
 def _matmuls_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return how long a multiprocessor's matrix units take for a block of keys."""
     efficiency = TENSOR_EFFICIENCY[plan.family]
-    if plan.family == "pointer" and not warp_groups(plan, dev):
+    if plan.family == "attention" and not warp_groups(plan, dev):
         efficiency = FRAGMENT_EFFICIENCY
     per_sm = dev.tensor_flops_per_s(work.dtype) / dev.sm_count * efficiency
     return 2.0 * plan.block_m * plan.block_n * _features(work) / per_sm
@@ -192,7 +192,7 @@ def block_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return what a block of keys takes of a multiprocessor that has enough programs."""
     scores = plan.block_m * plan.block_n * _score_work(work, plan)
     times = [_matmuls_s(work, plan, dev), scores / (SCORES_PER_CLOCK * dev.clock_hz)]
-    if plan.family == "pointer":
+    if plan.family == "attention":
         times.append(block_bytes(work, plan) / (FEED_BYTES_PER_CLOCK * dev.clock_hz))
     *_, second, longest = sorted(times)
     return longest + OVERLAP[plan.family] * second + BLOCK_S[plan.family]

@@ -46,7 +46,7 @@ HOPPER_FAMILIES = ("flash", "groups", "halves")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 """Features of a head that a matrix instruction takes, and up to which tiles fit the registers."""
 
-MAX_REGISTER_VALUES = {"pointer": 208, "flash": 180, "groups": 264, "halves": 180}
+MAX_REGISTER_VALUES = {"attention": 208, "flash": 180, "groups": 264, "halves": 180}
 """Scores, weights and results of a thread, in registers, beyond which they spill."""
 
 POINTER_TILES = {
@@ -80,7 +80,7 @@ GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
 
 
 class TritonAttention(KernelFamily[Attention]):
-    """Attention: "pointer", "flash", "groups" and "halves"."""
+    """Attention: "attention", "flash", "groups" and "halves"."""
 
     names = FAMILIES
     plan = AttentionPlan
@@ -92,7 +92,7 @@ class TritonAttention(KernelFamily[Attention]):
     def refuses(self, work: Attention, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, features and devices that the kernels are not for."""
         if dev.kind == "cpu":
-            return "backend is 'triton', a CPU has 'tir' only"
+            return "Triton's kernels are for GPUs, the device is a CPU"
         if work.dtype not in HALF_DTYPES:
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
@@ -118,7 +118,7 @@ class TritonAttention(KernelFamily[Attention]):
         for (block_m, block_n), depths in POINTER_TILES.items():
             warps = 8 if block_m == 128 else 4
             for stages in depths:
-                whole = _plan("pointer", (block_m, block_n, width), warps, stages)
+                whole = _plan("attention", (block_m, block_n, width), warps, stages)
                 yield from _cut(whole, work, dev)
 
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
@@ -170,10 +170,12 @@ class TritonAttention(KernelFamily[Attention]):
         else:
             edges = cost.edges(work, plan, size)
             times["compute"] = load.blocks * cost.block_s(work, plan, dev) + load.per_sm * edges
-        if plan.family == "pointer":
+        if plan.family == "attention":
             fetch = cost.FETCH_S + cost.block_bytes(work, plan) * cost.FETCH_S_PER_BYTE
             first = (
-                cost.FILL_S["pointer"] + fetch + (0.0 if few_scores(plan) else cost.QUERIES_FIRST_S)
+                cost.FILL_S["attention"]
+                + fetch
+                + (0.0 if few_scores(plan) else cost.QUERIES_FIRST_S)
             )
             waits = fetch / max(1, plan.num_stages - 1)
             step = cost.joined(cost.chain_s(work, plan, dev), waits)
@@ -201,7 +203,6 @@ def _plan(
         *block,
         num_stages=stages,
         num_warps=warps,
-        backend="triton",
         family=family,
         groups=groups,
     )

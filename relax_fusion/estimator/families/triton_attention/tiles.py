@@ -6,11 +6,9 @@ which keys are cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from typing import Any
 
 from ....hardware import DeviceSpec
 from ....validation import Count
@@ -19,7 +17,7 @@ from ...prediction import ceil_div
 from ...shape import AttentionSize
 from ...tile_plan import TilePlan
 
-FAMILIES = ("pointer", "flash", "groups", "halves")
+FAMILIES = ("attention", "flash", "groups", "halves")
 
 GROUPED_FAMILIES = ("groups", "halves")
 """Families for short sequences, which hold all keys at once."""
@@ -30,7 +28,7 @@ MAPPED_FAMILIES = ("flash", "halves")
 FEW_SCORES = 2048
 """Scores of a block up to which the pointer kernel is bound by memory, and written for that."""
 
-SMEM_RESERVE_BYTES = {"pointer": 1 << 10, "flash": 2 << 10, "groups": 1 << 10, "halves": 1 << 10}
+SMEM_RESERVE_BYTES = {"attention": 1 << 10, "flash": 2 << 10, "groups": 1 << 10, "halves": 1 << 10}
 """Shared memory beside queries and stages: layout conversions, barriers."""
 
 MAPPED_KEYS = 8
@@ -74,14 +72,6 @@ class AttentionPlan(TilePlan):
         """The tile for people to read, with the kernel family, parts and groups."""
         return super().text + (f", {self.groups} groups" if self.groups > 1 else "")
 
-    @classmethod
-    def renamed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return fields under the names that they have now; groups were once `split_k`."""
-        found = super().renamed(given)
-        if str(found.get("family")) in GROUPED_FAMILIES and "groups" not in found:
-            found["groups"], found["split_k"] = found.get("split_k", 1), 1
-        return found
-
 
 @cache
 def padded(features: int) -> int:
@@ -113,7 +103,7 @@ def row_tiles(plan: TilePlan, work: Attention, q_len: int) -> int:
 
 def key_parts(plan: TilePlan, work: Attention, dev: DeviceSpec, size: AttentionSize) -> int:
     """Return the parts into which the keys are cut: as many as fill the device."""
-    if plan.family != "pointer" or plan.split_k == 1:
+    if plan.family != "attention" or plan.split_k == 1:
         return 1
     heads = work.q_heads // heads_of_tile(plan, work)
     tiles = size.batch * heads * row_tiles(plan, work, size.q_len)
@@ -151,7 +141,7 @@ def smem_bytes(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> int:
         rest = plan.block_m * plan.block_n * (2 if work.mask_dims and work.mask_dims[3] else 1)
     elements = queries * plan.block_m * width + stages * plan.block_n * (width + v_width) + rest
     used = elements * DTYPE_BYTES[work.dtype] + SMEM_RESERVE_BYTES[plan.family]
-    if plan.family == "pointer":  # what is read for each score is copied ahead, too
+    if plan.family == "attention":  # what is read for each score is copied ahead, too
         used += (plan.num_stages - 1) * plan.block_m * plan.block_n * _bytes_per_score(work)
     return used
 
@@ -216,7 +206,7 @@ def resident(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> int:
 def _registers(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
     """Return the registers of a thread; warps get them in eights."""
     values = register_values(plan, work)
-    if plan.family == "pointer":
+    if plan.family == "attention":
         loaded = plan.block_n * (padded(work.head_dim) + padded(work.v_dim)) / (32 * plan.num_warps)
         found = REGISTERS + REGISTERS_PER_VALUE * values + REGISTERS_PER_LOADED * loaded
     else:

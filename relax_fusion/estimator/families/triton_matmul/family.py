@@ -62,7 +62,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""
         if dev.kind == "cpu":
-            return "backend is 'triton', a CPU has 'tir' only"
+            return "Triton's kernels are for GPUs, the device is a CPU"
         if work.dtype not in HALF_DTYPES:
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:

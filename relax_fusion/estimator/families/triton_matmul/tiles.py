@@ -92,7 +92,6 @@ def triton_plan(
         split_k=split,
         num_stages=stages,
         num_warps=warps,
-        backend="triton",
         family=family,
     )
 
