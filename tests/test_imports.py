@@ -32,8 +32,7 @@ HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
 ESTIMATOR = ROOT / "estimator"
 USES = {
     ESTIMATOR / "arrays.py": {"numpy"},
-    ESTIMATOR / "pool.py": {"numpy"},
-    ESTIMATOR / "priced.py": {"numpy"},
+    ESTIMATOR / "search.py": {"numpy"},
     ESTIMATOR / "families" / "cuda_matmul" / "cost.py": {"numpy"},
     ESTIMATOR / "families" / "tensor_cores" / "cost.py": {"numpy"},
     ESTIMATOR / "families" / "triton_matmul" / "cost.py": {"numpy"},

@@ -23,8 +23,8 @@ from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.models import MODELS
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
-from relax_fusion.estimator.priced import price
-from relax_fusion.estimator.registry import ON_CHANGE, options
+from relax_fusion.estimator.registry import ON_CHANGE, candidates
+from relax_fusion.estimator.search import price
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import DynamicDim
 
@@ -82,9 +82,9 @@ class JudgeChoices(Suite):
         spent = time.process_time() - start
         if isinstance(choice, Decline):
             raise ValueError(f"{choice.reason}: {choice.detail}")
-        found = list(options(work, self.device))
+        found = list(candidates(work, self.device))
         (priced,) = price(work, self.device, [(found, self.sizes)])
-        place = {option.plan: i for i, option in enumerate(found)}
+        place = {plan: i for i, plan in enumerate(found)}
         own = [place[choice.plans.plan_for(rows=size)] for size in self.sizes]
         loss = priced.seconds[np.arange(len(own)), own] / priced.seconds.min(axis=1) - 1
         return {

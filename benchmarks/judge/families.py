@@ -178,12 +178,12 @@ def alone() -> Iterator[None]:
 
 def best_plans(work: Any, rows: Sequence[int], dev: Any) -> dict[int, dict[str, tuple[Any, float]]]:
     """Return for each number of rows the best plan of every family, and its price in us."""
-    from relax_fusion.estimator.registry import options
+    from relax_fusion.estimator.registry import candidates, family_of
 
     kinds = defaultdict(list)
-    every = dict.fromkeys((*options(work, dev), *options(work, dev, "tir")))
-    for family, plan in every:
-        kinds[family, plan.family].append(plan)
+    every = dict.fromkeys((*candidates(work, dev), *candidates(work, dev, "tir")))
+    for plan in every:
+        kinds[family_of(plan), plan.family].append(plan)
     found: dict[int, dict[str, tuple[Any, float]]] = {r: {} for r in rows}
     for (family, kind), plans in kinds.items():
         asked = np.ones((len(rows), len(plans)), bool)

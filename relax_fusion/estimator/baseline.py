@@ -1,4 +1,8 @@
-"""What a chain costs that is left apart."""
+"""The baseline of fusing: what a chain costs in kernels of its own parts.
+
+Matmuls have the best plan of ours.  Norms, softmax, element-wise steps, and matmuls that are left
+to TVM, have no plan; `price_alone` prices these.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,50 @@ from itertools import pairwise
 
 from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
-from . import separate
+from ..workload.dtypes import STORED_BYTES
+from .cpu_cost import NORM_CYCLES_PER_VECTOR, SLOT_CYCLES
 from .family import Backend
-from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, repeated
-from .priced import asked_in, price
-from .registry import ON_CHANGE, Option, options
-from .shape import Size, sizes_of
+from .gpu_cost import MEMORY_LATENCY_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
+from .prediction import (
+    DRAM_EFFICIENCY,
+    Bound,
+    Prediction,
+    ceil_div,
+    in_a_row,
+    largest,
+    repeated,
+)
+from .registry import ON_CHANGE, candidates, family_of
+from .search import asked_in, price
+from .shape import Size, matmul_shape, sizes_of
+from .tile_plan import TilePlan
+
+FOLLOWING_LAUNCH = 0.2
+"""Part of a launch that a kernel adds behind another one, where their launches overlap: so do
+Triton's, and kernels that do no more than read and write.  Fitted on an H200 to what a norm costs
+more apart from Triton's matmul than with it (0.5 to 1.4 us up to 256 rows), and what the product
+behind a gate and an up does; assumed elsewhere."""
+
+SIMT_EFFICIENCY = 0.42
+"""Reached part of the FMA peak of TVM's own matmul schedule.  Measured on an H200: 27.6 and 28.8
+of 66.9 Tflop/s at 1024 rows."""
+
+SIMT_ROW_TILE, SIMT_COLUMN_TILE, SIMT_K_STEP = 32, 64, 16
+"""Tile of that schedule (read in TVM 0.27's `dlight.gpu.Matmul`)."""
+
+SIMT_STEP_S = 0.73e-6
+"""Least time of one of its steps along k, which load, wait at a barrier, compute and wait again.
+Measured on an H200: 0.196 ms for 16 x 6144 x 4096 and a norm, less two launches, over 256 steps."""
+
+CPU_FLOPS_PER_CYCLE = 0.18
+"""What TVM's default CPU pipeline reaches on a matmul: it schedules none, so loops are scalar and
+run on one core.  Measured with TVM 0.27, 64 x 1024 x 1024, float32, "nk": 0.46 Gflop/s at 2.6
+GHz."""
+
+
+SOFTMAX_CYCLES, SOFTMAX_ROW_CYCLES = 22, 500
+"""Cycles per vector and per row of a softmax that is a kernel by itself.  Fitted to 32, 64, 128 ...
+1024 columns on Zen 4, which take 272, 144, 80, 57, 38 and 29 cycles a vector, all told."""
 
 
 def predict_unfused(
@@ -125,7 +167,7 @@ def _rows(atom: Atom, dev: DeviceSpec) -> int:
     return atom.rows * (atom.matrices if dev.kind == "gpu" else 1)
 
 
-_Best = dict[int, tuple[Option, Prediction]]
+_Best = dict[int, tuple[TilePlan, Prediction]]
 """The best plan of a matmul by its rows, and its price."""
 
 
@@ -137,7 +179,7 @@ def _best(matmul: NormMatmul, backend: Backend, dev: DeviceSpec, rows: tuple[int
         return {}
     columns = price(matmul, dev, [asked_in(found, matmul, dev, [[n]], n) for n in rows])
     best = {n: column.cheapest(n) for n, column in zip(rows, columns, strict=True)}
-    return {n: (o, o.family.predict(o.plan, matmul, dev, n)) for n, o in best.items()}
+    return {n: (p, family_of(p).predict(p, matmul, dev, n)) for n, p in best.items()}
 
 
 def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
@@ -147,25 +189,85 @@ def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
     together, and follow each other on a CPU.
     """
     if not best:
-        return _Kernel(separate.price(atom, dev), separate.start_s(dev))
-    option, priced = best[_rows(atom, dev)]
+        return _Kernel(price_alone(atom, dev), start_s(dev))
+    plan, priced = best[_rows(atom, dev)]
+    family = family_of(plan)
     on_gpu = dev.kind == "gpu"
-    is_early = not option.family.fallback
-    start_s = separate.start_s(dev) if is_early else dev.launch_s
+    is_early = not family.fallback
+    launch_s = start_s(dev) if is_early else dev.launch_s
     if not on_gpu:
         priced = repeated(priced, atom.matrices, dev)
-        priced = replace(priced, seconds=priced.seconds + separate.rows_s(atom, dev))
+        priced = replace(priced, seconds=priced.seconds + rows_s(atom, dev))
     elif atom.matrices > 1:
-        moved = separate.moved_bytes(atom)  # each matrix has a weight of its own
+        moved = moved_bytes(atom)  # each matrix has a weight of its own
         rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
         longer = priced.seconds + max(0.0, rest_s)
         priced = replace(priced, seconds=longer, dram_bytes=moved)
-    return _Kernel(priced, start_s, is_early, option.family.early_s(option.plan, dev))
+    return _Kernel(priced, launch_s, is_early, family.early_s(plan, dev))
 
 
 @lru_cache(maxsize=256)
-def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: Backend) -> list[Option]:
-    return list(options(matmul, dev, backend))
+def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: Backend) -> list[TilePlan]:
+    return list(candidates(matmul, dev, backend))
+
+
+def start_s(dev: DeviceSpec) -> float:
+    """Return what launching takes behind another kernel, where the launches overlap."""
+    return dev.launch_s * (FOLLOWING_LAUNCH if dev.kind == "gpu" else 1.0)
+
+
+def norm_s(elements: int, dtype: str, dev: DeviceSpec) -> float:
+    """Return what a norm takes as a kernel behind another."""
+    norm = Atom(2 * STORED_BYTES[dtype] * elements, normalised=elements)
+    return price_alone(norm, dev).seconds - dev.launch_s + start_s(dev)
+
+
+def moved_bytes(atom: Atom) -> float:
+    """Return the bytes that a kernel reads and writes."""
+    operands = sum(atom.matmul.bytes(rows=atom.rows).values()) if atom.matmul else 0
+    return float(atom.moved + atom.matrices * operands)
+
+
+def price_alone(atom: Atom, dev: DeviceSpec) -> Prediction:
+    """Return what a kernel costs that waits for memory or for arithmetic."""
+    moved = moved_bytes(atom)
+    flops = atom.matrices * atom.matmul.flops(rows=atom.rows) if atom.matmul else 0.0
+    terms: dict[Bound, float] = {
+        "dram": moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY),
+        "compute": _matmul_s(atom, flops, dev) + rows_s(atom, dev),
+        # A load and a store that depends on it, however small the kernel is
+        "latency": 2 * MEMORY_LATENCY_S if dev.kind == "gpu" else 0.0,
+    }
+    return Prediction(dev.launch_s + max(terms.values()), moved, flops, 1, largest(terms))
+
+
+def _matmul_s(atom: Atom, flops: float, dev: DeviceSpec) -> float:
+    """Return the seconds of the arithmetic of TVM's schedule, which on a GPU has whole tiles."""
+    if atom.matmul is None:
+        return 0.0
+    if dev.kind == "cpu":
+        slots = atom.matrices * atom.rows * matmul_shape(atom.matmul).row_slots
+        return (flops / CPU_FLOPS_PER_CYCLE + slots * SLOT_CYCLES) / dev.clock_hz
+    k, rate = atom.matmul.k, SIMT_EFFICIENCY * dev.fma_float32_flops_per_s
+    columns = sum(ceil_div(p.columns, SIMT_COLUMN_TILE) for p in atom.matmul.outputs)
+    tiles = atom.matrices * ceil_div(atom.rows, SIMT_ROW_TILE) * columns
+    tile_s = 2.0 * SIMT_ROW_TILE * SIMT_COLUMN_TILE * k * dev.sm_count / rate
+    return max(ceil_div(tiles, dev.sm_count) * tile_s, k / SIMT_K_STEP * SIMT_STEP_S)
+
+
+def rows_s(atom: Atom, dev: DeviceSpec) -> float:
+    """Return the seconds of the arithmetic of a norm, a softmax, or element-wise steps."""
+    if dev.kind == "cpu":
+        vectors = 4 / dev.vector_bytes / dev.sm_count
+        each = atom.slots * SLOT_CYCLES
+        each += atom.normalised * NORM_CYCLES_PER_VECTOR + atom.scores * SOFTMAX_CYCLES
+        cycles = each * vectors
+        if atom.scores:
+            cycles += ceil_div(atom.rows, dev.sm_count) * SOFTMAX_ROW_CYCLES
+        return cycles / dev.clock_hz
+    exponentials = SFU_PER_CLOCK * dev.clock_hz * dev.sm_count
+    each = 1 / exponentials + SOFTMAX_FLOPS_PER_SCORE / dev.fma_float32_flops_per_s
+    return atom.scores * each
 
 
 ON_CHANGE.extend((_best.cache_clear, _plans.cache_clear))

@@ -16,11 +16,10 @@ from .baseline import predict_unfused, unfused_at
 from .family import Backend
 from .launch_limits import launch_limits, launchable, most_rows
 from .measured import Measured, Times
-from .pool import finer
 from .prediction import Prediction, format_seconds
-from .priced import Asked, asked_in, price
 from .ranges import Range, by_box, check_boxes, ranges, together
-from .registry import ON_CHANGE, Option, family_of, fitting, options, refusals, violations
+from .registry import ON_CHANGE, candidates, family_of, fitting, refusals, violations
+from .search import Asked, asked_in, finer, price
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
 
@@ -141,7 +140,7 @@ def choose(
     beyond = too_large(work)
     if beyond is not None:
         return Decline(Reason.NO_PLAN, beyond)
-    found = list(options(work, dev, backend))
+    found = list(candidates(work, dev, backend))
     if not found:
         why = refusals(work, dev, "tir") or refusals(work, dev, backend)
         what = "adds what adapters make" if work.is_adapted else f"takes a {type(work).__name__}"
@@ -173,37 +172,36 @@ def saved_s(choice: Choice | Decline) -> float:
 
 
 def _chosen(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: Backend, times: Times
+    found: Sequence[TilePlan], work: Workload, dev: DeviceSpec, backend: Backend, times: Times
 ) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
     """Yield what each range costs by its plans, and the boxes within it with their plans."""
-    breaks = together({o.family.breaks for o in found})
+    breaks = together({family_of(plan).breaks for plan in found})
     every = ranges(work, breaks)
     known = by_box(work, every, times)
     asked = [_asked(each, found, work, dev, known) for each in every]
     least: dict[Size, Prediction] = {}
-    served: list[list[tuple[Box, Option]]] = []
+    served: list[list[tuple[Box, TilePlan]]] = []
     for each, column in zip(every, price(work, dev, asked), strict=True):
         cheapest = column.cheapest(each.told)
-        least[each.told] = cheapest.family.predict(cheapest.plan, work, dev, each.told)
+        least[each.told] = family_of(cheapest).predict(cheapest, work, dev, each.told)
         measured = [known.get(box, {}) for box, _ in each.cells]
         by_cell = column.best([sizes for _, sizes in each.cells], measured)
-        served.append([(box, o) for (box, _), o in zip(each.cells, by_cell, strict=True)])
+        served.append([(box, plan) for (box, _), plan in zip(each.cells, by_cell, strict=True)])
     by_price = _without_times(asked, served, known)
     first = [boxes[0][1] for boxes in served]
     small = finer(work, dev, every, by_price, first, breaks.finer)
     apart = unfused_at(work, dev, least, backend)
     for (upper, _, told), cells, few, alone in zip(every, served, small, apart, strict=True):
         boxes, sizes = few or cells, box_sizes(work, told)
-        family, plan = next(o for box, o in boxes if box.holds(**sizes))
-        fused, seconds = family.predict(plan, work, dev, told), times.get(told, {}).get(plan)
-        costs = fused, alone, least[told]
-        prediction = RangePrediction(upper, told, *costs, family.error, seconds)
-        yield prediction, [(box, option.plan) for box, option in boxes]
+        plan = next(plan for box, plan in boxes if box.holds(**sizes))
+        family, seconds = family_of(plan), times.get(told, {}).get(plan)
+        costs = family.predict(plan, work, dev, told), alone, least[told]
+        yield RangePrediction(upper, told, *costs, family.error, seconds), boxes
 
 
 def _asked(
     each: Range,
-    found: Sequence[Option],
+    found: Sequence[TilePlan],
     work: Workload,
     dev: DeviceSpec,
     known: Mapping[Box, Times],
@@ -216,12 +214,14 @@ def _asked(
 
 def _without_times(
     asked: Sequence[Asked],
-    served: Sequence[Sequence[tuple[Box, Option]]],
+    served: Sequence[Sequence[tuple[Box, TilePlan]]],
     known: Mapping[Box, Times],
 ) -> list[Asked]:
     """Leave nothing to price of ranges with times, or whose families have no finer ones."""
     return [
-        some if all(o.family.breaks.finer and box not in known for box, o in boxes) else ([], [])
+        some
+        if all(family_of(plan).breaks.finer and box not in known for box, plan in boxes)
+        else ([], [])
         for some, boxes in zip(asked, served, strict=True)
     ]
 

@@ -102,10 +102,6 @@ class KernelFamily(ABC, Generic[W]):
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
-    def replaces(self, work: W) -> tuple[type, ...]:
-        """Return the families that are not looked at where this one has a plan for a workload."""
-        return self.instead_of
-
     def serves(self, work: W) -> bool:
         """Tell whether it is for workloads like `work`, of which another is the counterpart."""
         return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..hardware import DeviceSpec
 from ..workload import Attention, Workload
-from .registry import Option, family_of, fitting
+from .registry import family_of, fitting
 from .tile_plan import TilePlan
 
 GRID_YZ = 65535
@@ -27,16 +27,16 @@ def launch_limits(
     most : int, optional
         Rows, or query positions, up to which the plan serves; None if nothing bounds them.
     """
-    return _too_many(Option(family_of(plan), fitting(plan, work, dev)), work, most)
+    return _too_many(fitting(plan, work, dev), work, most)
 
 
-def _too_many(option: Option, work: Workload, most: int | None) -> Iterator[str]:
-    for what, blocks in option.family.blocks(option.plan, work, most):
+def _too_many(plan: TilePlan, work: Workload, most: int | None) -> Iterator[str]:
+    for what, blocks in family_of(plan).blocks(plan, work, most):
         if blocks > GRID_YZ:
             yield f"needs {blocks} blocks along {what}, a launch has at most {GRID_YZ}"
 
 
-def launchable(found: Sequence[Option], work: Workload, upper: int | None) -> Sequence[Option]:
+def launchable(found: Sequence[TilePlan], work: Workload, upper: int | None) -> Sequence[TilePlan]:
     """Return the plans that can be launched at all sizes of a range; all of them if none can.
 
     Rows that nothing bounds are taken to be too many for a kernel with a block for each.
@@ -44,7 +44,7 @@ def launchable(found: Sequence[Option], work: Workload, upper: int | None) -> Se
     most = most_rows(work, upper)
     if most is None and not isinstance(work, Attention):
         most = GRID_YZ + 1
-    return [o for o in found if next(_too_many(o, work, most), None) is None] or found
+    return [plan for plan in found if next(_too_many(plan, work, most), None) is None] or found
 
 
 def most_rows(work: Workload, upper: int | None) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
@@ -120,13 +120,6 @@ def families(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> list
     ]
 
 
-class Option(NamedTuple):
-    """A plan with the family that it is of."""
-
-    family: Family
-    plan: TilePlan
-
-
 def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[TilePlan]:
     """Yield plans that fit `work` on `dev`, each once.
 
@@ -142,58 +135,19 @@ def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> It
         Which families are looked at: "tir", those whose kernels are TIR; "triton", the others, and
         those of TIR where no other has a plan.
     """
-    return (option.plan for option in options(work, dev, backend))
-
-
-def options(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[Option]:
-    """Yield `candidates` with their families."""
-    for family, plan, why in looked_at(work, dev, backend):
-        if plan is not None and not why:
-            yield Option(family, plan)
-
-
-class Looked(NamedTuple):
-    """A plan that was looked at, or a family of which none was.
-
-    Attributes
-    ----------
-    family : KernelFamily
-        Of the plan.
-    plan : TilePlan or None
-        None where the whole family was passed over.
-    why : str
-        Why it cannot run; empty for a plan that can.
-    """
-
-    family: Family
-    plan: TilePlan | None
-    why: str = ""
-
-
-def looked_at(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[Looked]:
-    """Yield `candidates` with their families, and what is none of them, with the reason."""
-    left_out: dict[type, Family] = {}
+    left_out: set[type] = set()
+    is_served = False
     known = families(work, dev, backend)
     is_last = {f: f.fallback or (backend, f.language) == ("triton", "tir") for f in known}
-    best: Family | None = None
     for family in sorted(known, key=is_last.__getitem__):
-        better = best if is_last[family] else None
-        better = better or left_out.get(type(family))
-        why = family.refuses(work, dev) if better is None else _never_faster(better)
-        if why:
-            yield Looked(family, None, why)
+        passed_over = type(family) in left_out or (is_served and is_last[family])
+        if passed_over or family.refuses(work, dev) is not None:
             continue
         for plan in family.plans(work, dev):
-            wrong = next(iter(family.violations(plan, work, dev)), "")
-            if not wrong:
-                left_out.update(dict.fromkeys(family.replaces(work), family))
-                if not is_last[family] and family.most_rows is None:
-                    best = family
-            yield Looked(family, plan, wrong)
-
-
-def _never_faster(better: Family) -> str:
-    return f"never faster than {type(better).__name__}, which has a plan"
+            if next(iter(family.violations(plan, work, dev)), None) is None:
+                left_out.update(family.instead_of)
+                is_served = is_served or (not is_last[family] and family.most_rows is None)
+                yield plan
 
 
 def family_of(plan: TilePlan) -> Family:

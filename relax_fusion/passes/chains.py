@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from ..errors import Decline, Reason
-from ..estimator import Choice, Size, choose, predict_unfused, saved_s, separate
+from ..estimator import Choice, Size, choose, predict_unfused, saved_s
+from ..estimator.baseline import norm_s
 from ..estimator.shape import sizes_of
 from ..hardware.target import device_of, is_gpu
 from ..matching.chain import PRODUCT, Region, Written, refuse_shared, regions
@@ -166,7 +167,7 @@ class FuseChains(FusingPass):
         """Return what a kernel takes that reads a tensor's rows and makes it of them."""
         sizes = sizes_of(candidate.match.workload, size)
         elements = prod(size_at(dim, sizes) for dim in made.shape or ())
-        return separate.norm_s(elements, made.dtype, device_of(self.options.resolved_target()))
+        return norm_s(elements, made.dtype, device_of(self.options.resolved_target()))
 
     def _choice(self, match: Match) -> Choice | Decline:
         options = self.options

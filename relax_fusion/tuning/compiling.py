@@ -10,10 +10,10 @@ from tvm.target import Target
 
 from ..compute import build_prim_func
 from ..estimator.registry import is_launched
-from ..estimator.shortlist import Contest
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..passes import PATTERNS
 from ..workload import Workload
+from .contests import Contest
 
 FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError)
 """What compilers raise of a kernel that they cannot make."""

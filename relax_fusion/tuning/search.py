@@ -13,7 +13,6 @@ from tvm.target import Target
 
 from ..errors import TuningError
 from ..estimator.database import Database
-from ..estimator.shortlist import MOST, shortlist
 from ..given import check_module
 from ..hardware.target import device_of
 from ..options import PipelineOptions, make_options
@@ -21,6 +20,7 @@ from ..pipeline import phase0_annotate, phase1_fuse
 from ..report import Report
 from ..validation import shown
 from ..workload.checks import without_zeros
+from .contests import MOST, shortlist
 from .device import open_device
 from .outcome import Tuning
 from .trial import Subject, Trial

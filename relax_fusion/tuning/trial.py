@@ -22,12 +22,12 @@ from ..estimator.database import (
     versions_of,
 )
 from ..estimator.measured import Times, size_to_json
-from ..estimator.shortlist import Contest
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of
 from ..workload import Workload
 from ..workload.json import to_json
 from .compiling import FOREIGN_ERRORS, compiled, first_sentence, tables_of
+from .contests import Contest
 from .device import Function, MeasuringDevice
 from .inputs import allowed_error, dims_at, draw
 from .outcome import Outcome, Tuning

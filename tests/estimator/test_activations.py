@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates, predict, predict_unfused
+from relax_fusion.estimator.baseline import price_alone
 from relax_fusion.estimator.registry import FAMILIES
-from relax_fusion.estimator.separate import price
 from relax_fusion.hardware import DeviceSpec, generic_cpu
 from relax_fusion.workload import (
     Atom,
@@ -93,7 +93,8 @@ def test_the_halves_of_one_weight_are_activated_with_their_product() -> None:
     work = replace(gated(DEAR, "float32"), merged=True)
     assert work.apart(rows=MANY)[-1].slots == MANY * N * (slots_of(DEAR) + slots_of("multiply"))
     memory_s, both_s = (
-        price(Atom(8 * N, slots=slots), AVX512).seconds for slots in (0, N * slots_of(DEAR) * MANY)
+        price_alone(Atom(8 * N, slots=slots), AVX512).seconds
+        for slots in (0, N * slots_of(DEAR) * MANY)
     )
     assert both_s > 2 * memory_s
 

@@ -9,7 +9,7 @@ import pytest
 
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose, predict
-from relax_fusion.estimator.registry import is_launched, options, table_of
+from relax_fusion.estimator.registry import candidates, family_of, is_launched, table_of
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.estimator.tile_plan import OPEN, Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
@@ -62,11 +62,11 @@ def test_few_kernels_serve_all_batches_and_numbers_of_keys(backend: str) -> None
     assert isinstance(choice, Choice)
     plans = {plan for _, plan in choice.plans.boxes}
     assert len(plans) <= 12
-    found = [o for o in options(CACHE, H200, backend) if o.plan.block_m <= 128]
+    found = [o for o in candidates(CACHE, H200, backend) if o.block_m <= 128]
     losses = []
     for batch, keys in product((1, 8, 64), (128, 1024, 8192)):
         size = AttentionSize(batch, 1, keys)
-        best = min(o.family.predict(o.plan, CACHE, H200, size).seconds for o in found)
+        best = min(family_of(p).predict(p, CACHE, H200, size).seconds for p in found)
         served = choice.plans.plan_for(1, keys=keys, batch=batch)
         losses.append(predict(CACHE, served, H200, size).seconds / best)
     assert max(losses) < 1.4 and sum(losses) / len(losses) < 1.12

@@ -20,9 +20,9 @@ from relax_fusion.estimator import (
     predict_unfused,
     violations,
 )
-from relax_fusion.estimator.priced import price
 from relax_fusion.estimator.ranges import served
 from relax_fusion.estimator.registry import FAMILIES, is_launched
+from relax_fusion.estimator.search import price
 from relax_fusion.estimator.shape import rows_of
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware import device

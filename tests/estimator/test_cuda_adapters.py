@@ -10,7 +10,7 @@ from relax_fusion.estimator import choose
 from relax_fusion.estimator.choose import Choice
 from relax_fusion.estimator.families.cuda_matmul import adapters, cost
 from relax_fusion.estimator.families.cuda_matmul.family import NARROW_COLUMNS, CudaMatmul
-from relax_fusion.estimator.registry import FAMILIES, families, options
+from relax_fusion.estimator.registry import FAMILIES, candidates, families
 from relax_fusion.hardware import device
 from relax_fusion.workload import Adapter, DynamicDim, Norm, NormMatmul, Projection, narrow_matmuls
 
@@ -28,7 +28,7 @@ def test_nothing_else_takes_adapters() -> None:
     adapted = work(4096, 16)
     assert families(adapted, H200, "triton") == [FAMILY]
     assert families(adapted, H200, "tir") == []
-    assert {o.plan.family for o in options(adapted, H200)} == {"cuda"}
+    assert {o.family for o in candidates(adapted, H200)} == {"cuda"}
     assert len(families(work(4096, None), H200, "triton")) > 1
 
 
@@ -51,9 +51,9 @@ def test_narrow_weights_have_tiles_with_rows_tall_and_k_split() -> None:
 @pytest.mark.parametrize(("n", "rank", "rows"), SIZES)
 def test_an_adapter_costs_less_than_its_matmuls_apart(n: int, rank: int, rows: int) -> None:
     adapted, plain = work(n, rank), work(n, None)
-    for option in list(options(adapted, H200, "triton"))[::17]:
-        with_it = FAMILY.predict(option.plan, adapted, H200, rows).seconds
-        assert with_it > FAMILY.predict(option.plan, plain, H200, rows).seconds
+    for plan in list(candidates(adapted, H200, "triton"))[::17]:
+        with_it = FAMILY.predict(plan, adapted, H200, rows).seconds
+        assert with_it > FAMILY.predict(plan, plain, H200, rows).seconds
     chosen = choose(replace(adapted, rows=rows), H200, backend="triton")
     assert isinstance(chosen, Choice)
     (price,) = chosen.predictions

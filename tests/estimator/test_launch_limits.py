@@ -7,7 +7,6 @@ import pytest
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose
 from relax_fusion.estimator.launch_limits import GRID_YZ, launch_limits, launchable
-from relax_fusion.estimator.registry import Option, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection
@@ -30,8 +29,7 @@ def wrong(plan: TilePlan, rows: Dim, n: int = 64) -> list[str]:
 
 def offered(*plans: TilePlan) -> list[TilePlan]:
     many = work(DynamicDim("n"))
-    found = [Option(family_of(plan), plan) for plan in plans]
-    return [option.plan for option in launchable(found, many, None)]
+    return [*launchable(plans, many, None)]
 
 
 @pytest.mark.parametrize("plan", [DOTS, GEMV])

@@ -22,11 +22,11 @@ from relax_fusion.estimator import AttentionSize, Choice, candidates, choose
 from relax_fusion.estimator.database import Database, package_version
 from relax_fusion.estimator.measured import Measured, workload_key
 from relax_fusion.estimator.registry import is_launched, plan_of
-from relax_fusion.estimator.shortlist import Contest, shortlist
 from relax_fusion.estimator.tile_plan import OPEN, Box
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tuning import compiling, device, search, trial
 from relax_fusion.tuning.compiling import tables_of
+from relax_fusion.tuning.contests import Contest, shortlist
 from relax_fusion.tuning.device import MeasuringDevice
 from relax_fusion.tuning.inputs import dims_at, draw
 from relax_fusion.tuning.outcome import MOST_TOLD, Tuning

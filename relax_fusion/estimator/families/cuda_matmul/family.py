@@ -17,7 +17,6 @@ from ...shape import MatmulShape, Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
-from ..tensor_cores.family import TensorCores
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import FINER_ROWS
 from . import adapters, cost
@@ -82,13 +81,6 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         *((16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), 4096),
         finer=FINER_ROWS,
     )
-
-    def replaces(self, work: MatmulWork) -> tuple[type, ...]:
-        """Return TIR's tensor cores for packed weights.
-
-        Their kernels took 1.2 to 2.2 times as long as this one for q4f16_1 at 64 to 1024 rows.
-        """
-        return (TensorCores,) if work.is_packed else ()
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, epilogues, layouts and devices that the kernel is not for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.suites.matmul.cases import Chain
-from relax_fusion.estimator.priced import asked_in, price
-from relax_fusion.estimator.registry import options
+from relax_fusion.estimator.registry import candidates, family_of
+from relax_fusion.estimator.search import asked_in, price
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection
 
@@ -28,21 +28,21 @@ WORKS = {
 @pytest.mark.parametrize("case", WORKS)
 def test_prices_of_many_plans_have_the_bits_of_each(case: str) -> None:
     work = WORKS[case]
-    found = list(options(work, H200, "triton"))
-    assert {o.plan.family for o in found} >= {"cuda", "gemv", "pointer"}
+    found = list(candidates(work, H200, "triton"))
+    assert {p.family for p in found} >= {"cuda", "gemv", "pointer"}
     (priced,) = price(work, H200, [(found, ROWS)])
     for row, size in zip(priced.seconds, ROWS, strict=True):
-        alone = [o.family.predict(o.plan, work, H200, size).seconds for o in found]
+        alone = [family_of(p).predict(p, work, H200, size).seconds for p in found]
         assert row.tolist() == alone
 
 
 def test_ranges_priced_together_are_as_by_themselves() -> None:
     work = WORKS["down"]
-    found = list(options(work, H200))
+    found = list(candidates(work, H200))
     asked = [asked_in(found, work, H200, [sizes], 5) for sizes in ([1], [17, 32], [2048, 4096])]
     together = price(work, H200, asked)
     for each, some in zip(together, asked, strict=True):
         (alone,) = price(work, H200, [some])
         assert (each.seconds == alone.seconds).all()
         assert each.seconds.shape == (len(some[1]), len(some[0]))
-    assert len({len(each.options) for each in together}) > 1
+    assert len({len(each.plans) for each in together}) > 1

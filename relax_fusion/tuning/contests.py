@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import Decline
+from ..estimator.choose import choose
+from ..estimator.family import Backend
+from ..estimator.launch_limits import launchable
+from ..estimator.ranges import Range, by_box, ranges, together
+from ..estimator.registry import candidates, family_of, predict
+from ..estimator.search import asked_in, price
+from ..estimator.shape import Size, box_sizes
+from ..estimator.tile_plan import Box, PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..workload import Workload
-from .choose import choose
-from .family import Backend
-from .launch_limits import launchable
-from .priced import asked_in, price
-from .ranges import Range, by_box, ranges, together
-from .registry import Option, options, predict
-from .shape import Size, box_sizes
-from .tile_plan import Box, PlanTable, TilePlan
 
 MOST = 8
 """Plans of a range that are measured, unless the caller says otherwise."""
@@ -63,9 +63,9 @@ def contests_of(
     work: Workload, dev: DeviceSpec, backend: Backend, table: PlanTable, most: int = MOST
 ) -> list[Contest]:
     """Return contests between the plans of a table and others, as `shortlist` does."""
-    found = list(options(work, dev, backend))
+    found = list(candidates(work, dev, backend))
     contests = []
-    for each in ranges(work, together({option.family.breaks for option in found})):
+    for each in ranges(work, together({family_of(plan).breaks for plan in found})):
         plans = _nearest(found, work, dev, each, most)
         (told_in,) = by_box(work, [each], {each.told: None})
         for box, sizes in each.cells:
@@ -79,7 +79,7 @@ def contests_of(
 
 
 def _nearest(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, each: Range, most: int
+    found: Sequence[TilePlan], work: Workload, dev: DeviceSpec, each: Range, most: int
 ) -> list[TilePlan]:
     """Return plans of which each is among the best in some cell of a range, the best first."""
     cells = [sizes for _, sizes in each.cells]
@@ -87,4 +87,4 @@ def _nearest(
     (priced,) = price(work, dev, [asked_in(usable, work, dev, cells, each.told)])
     ranked = [loss.argsort(kind="stable") for loss in priced.losses(cells)]
     in_turn = dict.fromkeys(i for places in zip(*ranked, strict=True) for i in places)
-    return [priced.options[i].plan for i in in_turn][:most]
+    return [priced.plans[i] for i in in_turn][:most]
