@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, te, tirx
-from tvm.sym import Analyzer
 
 from ..matching.pattern import calls_in
 from ..matching.shapes import dtype_of, product, shape_of
 from ..transforms.modules import OPAQUE, functions_of
+from ..tvm_ir import Analyzer
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 from .transposes import TRANSPOSES, transposed

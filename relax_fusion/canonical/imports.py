@@ -11,6 +11,7 @@ from tvm import ir, relax, tirx
 from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..tvm_ir import GenericConst
 from .rewriter import Rewriter, Rule, canonicalise
 
 _MOVEMENTS = (
@@ -83,7 +84,7 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Count constant indices from the front."""
     x, indices = call.args
     value, shape = rewriter.definition(indices), shape_of(x)
-    if not isinstance(value, ir.GenericConst) or shape is None or call.attrs.axis is None:
+    if not isinstance(value, GenericConst) or shape is None or call.attrs.axis is None:
         return None
     axis, array = int(call.attrs.axis) % len(shape), value.value.numpy()
     if isinstance(shape[axis], tirx.IntImm) and array.size == 1 and array.ndim < 2:

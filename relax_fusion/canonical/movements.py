@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, tirx
-from tvm_ffi import structural_equal
 
 from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
+from ..tvm_ir import structural_equal
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 
 UNARY = (

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 from tvm import ir, relax, tirx
-from tvm_ffi import structural_equal
 
 from ..matching.activations import activation
 from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..tvm_ir import GenericConst, structural_equal
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 
@@ -233,7 +233,7 @@ def _filled(value: float, width: int, dtype: str) -> relax.Expr:
 
 def _is_constant(expr: relax.Expr, value: float) -> bool:
     """Tell whether a vector is constant, and `value` everywhere."""
-    if not isinstance(expr, ir.GenericConst) or len(shape_of(expr) or ()) != 1:
+    if not isinstance(expr, GenericConst) or len(shape_of(expr) or ()) != 1:
         return False
     return bool((expr.value.numpy() == value).all())
 

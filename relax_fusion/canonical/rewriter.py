@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
-from tvm_ffi import structural_equal
 
 from ..matching.effects import Memory, free_vars, reads_of
 from ..matching.expressions import substitute
@@ -16,6 +14,7 @@ from ..matching.pattern import belongs_to_a_library, is_call, operator_of
 from ..matching.remembered import memory_of
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..transforms.modules import functions_of
+from ..tvm_ir import Analyzer, structural_equal
 
 Rule: TypeAlias = Callable[["Rewriter", relax.Call | relax.TupleGetItem], relax.Expr | None]
 """Takes a value whose operands are canonical; returns another that is the same, None to keep it."""

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
+from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
 from .attention_blocks import TileEmitter
 from .attention_tile import Operands, int64, tile_shape

@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
+from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
 from .attention_dots import ScoreBlocks
 from .attention_scores import Place, Scores

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from ..tvm_ir import T
 from .attention_scores import Place, Scores
 from .attention_tile import FLOAT, TileShape, block, halves, int64, scratch, zero
 

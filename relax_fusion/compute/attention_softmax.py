@@ -10,8 +10,8 @@ import operator
 from collections.abc import Callable
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
+from ..tvm_ir import T
 from .attention_tile import FLOAT, TileShape, block, finite, halves, minus_infinity, scratch, zero
 
 Fold = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ..estimator.families.attention_tiles import FEW_ROWS
 from ..estimator.tile_plan import TilePlan
+from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
 
 WARP = 32

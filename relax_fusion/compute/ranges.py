@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..errors import LoweringError
+from ..tvm_ir import SBlock, SBlockRealize, structural_map
 
 
 def stitch(funcs: Sequence[tuple[tirx.Expr | None, tirx.PrimFunc]]) -> tirx.PrimFunc:
@@ -52,8 +52,8 @@ def stitch(funcs: Sequence[tuple[tirx.Expr | None, tirx.PrimFunc]]) -> tirx.Prim
 
 def root_of(body: tirx.Stmt, buffers: Sequence[tirx.Var] = ()) -> tirx.Stmt:
     """Return the root block of a function, with its statements and what they share."""
-    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
-    return s_tir.SBlockRealize([], True, root)
+    root = SBlock([], [], [], "root", body, alloc_buffers=buffers)
+    return SBlockRealize([], True, root)
 
 
 def unless_empty(func: tirx.PrimFunc, dim: tirx.Expr) -> tirx.PrimFunc:
@@ -81,7 +81,7 @@ def _body_over(first: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.Stmt:
     for ours, theirs in zip(first.params, func.params, strict=True):
         mapping[theirs] = ours
         mapping.update(_matching_sizes(ours, theirs))
-    return tvm_ffi.structural_map(func.body, (ir.Var, lambda var: mapping.get(var, var)))
+    return structural_map(func.body, (ir.Var, lambda var: mapping.get(var, var)))
 
 
 def _matching_sizes(ours: tirx.Var, theirs: tirx.Var) -> dict[tirx.Var, tirx.Var]:

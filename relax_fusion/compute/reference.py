@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from tvm import ir, te, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
+from ..tvm_ir import IRBuilder, T
 from ..workload import ACTIVATIONS, INTEGER_DTYPES, Dim, DynamicDim, Graph, Operand, Workload
 from ..workload.graph import Block
 from ..workload.json import WORKLOAD_ATTR, to_json

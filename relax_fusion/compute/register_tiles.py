@@ -8,12 +8,12 @@ from math import prod
 from typing import TypeAlias
 
 from tvm import ir, tirx
-from tvm.script.ir_builder import tirx as T
 
 from ..estimator.families.cpu_generated.registers import Registers, sides_of
 from ..tiling import Compute, Load, Store
 from ..tiling.space import Access, Step, access
 from ..tiling.structure import Node
+from ..tvm_ir import T
 from ..workload import Graph
 from ..workload.graph import Block
 from ..workload.values import At, Read, reads

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from tvm import te, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..estimator.families.cpu_generated.registers import Registers
 from ..tiling import Compute, Load, Loop, Schedule, Store
 from ..tiling.space import Step
 from ..tiling.structure import Node
+from ..tvm_ir import IRBuilder, T
 from ..workload import INTEGER_DTYPES, Graph, Operand
 from ..workload.graph import Block
 from ..workload.roofline import Sizes

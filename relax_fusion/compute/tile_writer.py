@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tvm import ir, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ..estimator.families.cpu_generated.registers import Registers
 from ..tiling.space import Step
+from ..tvm_ir import IRBuilder, T
 from ..workload import INTEGER_DTYPES, Graph
 from ..workload.values import Read
 from .activations import ACCUMULATE

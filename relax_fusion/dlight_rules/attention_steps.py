@@ -10,7 +10,9 @@ from __future__ import annotations
 from math import gcd
 
 from tvm import s_tir
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
+
+from ..tvm_ir import SBlockRV
 
 
 def fuse_all(sch: s_tir.Schedule, block: SBlockRV) -> LoopRV:

@@ -8,10 +8,11 @@ partial sum for `reg_n` columns, and the partial sums of a column's threads are 
 from __future__ import annotations
 
 from tvm import s_tir
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from ..estimator.limits import VECTOR_LOAD_BYTES
 from ..estimator.tile_plan import TilePlan
+from ..tvm_ir import SBlockRV
 from ..workload import DTYPE_BYTES
 from . import steps
 

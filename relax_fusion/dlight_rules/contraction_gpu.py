@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from ..compute import contraction_prim_func
@@ -15,6 +15,7 @@ from ..estimator.families.matmuls import DOT_PRODUCTS
 from ..estimator.shape import matmul_shape
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of
+from ..tvm_ir import SBlockRV
 from ..workload import DTYPE_BYTES, GatedFFN, NormMatmul
 from . import contraction_gemv as gemv
 from . import steps

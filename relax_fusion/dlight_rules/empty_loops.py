@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..matching.expressions import variables_of
 from ..transforms.fixed_arguments import CALLS
+from ..tvm_ir import SBlock, SBlockRealize, structural_map, structural_walk
 from . import steps
 from .safe_rule import SCHEDULE_ERRORS
 
@@ -25,9 +25,9 @@ def without_empty_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
     A reduction of nothing still has a result; TVM initialises it in the first iteration, so that it
     is whatever the memory held.
     """
-    starts: list[s_tir.SBlockRealize] = []
+    starts: list[SBlockRealize] = []
 
-    def block(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+    def block(node: SBlockRealize) -> SBlockRealize:
         start = _start_only(node)
         if start is not None:
             starts.append(start)
@@ -48,8 +48,8 @@ def without_empty_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
         kept = [part for part in node.seq if not _is_nothing(part)]
         return node if len(kept) == len(node.seq) else tirx.stmt_seq(*kept or [tirx.Evaluate(0)])
 
-    rewrites = [(s_tir.SBlockRealize, block), (tirx.For, loop), (tirx.SeqStmt, sequence)]
-    body = tvm_ffi.structural_map(func.body, rewrites, order="post")
+    rewrites = [(SBlockRealize, block), (tirx.For, loop), (tirx.SeqStmt, sequence)]
+    body = structural_map(func.body, rewrites, order="post")
     return func if body.same_as(func.body) else func.with_body(_without_unread(body))
 
 
@@ -93,7 +93,7 @@ def _started(sch: s_tir.Schedule, names: list[str]) -> tirx.PrimFunc:
 
 def _without_unread(body: tirx.Stmt) -> tirx.Stmt:
     """Drop memory of a function that nobody reads, and the statements that write nothing else."""
-    if not isinstance(body, s_tir.SBlockRealize):
+    if not isinstance(body, SBlockRealize):
         return body
     root = body.block
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
@@ -107,14 +107,14 @@ def _without_unread(body: tirx.Stmt) -> tirx.Stmt:
             break
         parts = kept
     buffers = [buffer for buffer in buffers if times[buffer]]
-    block = s_tir.SBlock(
+    block = SBlock(
         *([], root.reads, root.writes, root.name_hint),
         tirx.stmt_seq(*parts or [tirx.Evaluate(0)]),
         alloc_buffers=buffers,
         match_buffers=root.match_buffers,
         annotations=root.annotations,
     )
-    return s_tir.SBlockRealize([], body.predicate, block)
+    return SBlockRealize([], body.predicate, block)
 
 
 def _fills(stmt: tirx.Stmt, unread: set[ir.Var]) -> bool:
@@ -129,7 +129,7 @@ def _fills(stmt: tirx.Stmt, unread: set[ir.Var]) -> bool:
     def store(node: tirx.BufferStore) -> None:
         stores.append(node.buffer)
 
-    tvm_ffi.structural_walk(stmt, [(ir.Call, call), (tirx.BufferStore, store)])
+    structural_walk(stmt, [(ir.Call, call), (tirx.BufferStore, store)])
     return bool(stores) and not others and all(buffer in unread for buffer in stores)
 
 
@@ -137,7 +137,7 @@ def _reads(stmt: tirx.Stmt, var: ir.Var) -> bool:
     return any(var.same_as(v) for v in tirx.analysis.undefined_vars(stmt))
 
 
-def _start_only(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize | None:
+def _start_only(node: SBlockRealize) -> SBlockRealize | None:
     """Return the initialisation of a reduction of nothing, None for any other block."""
     block = node.block
     pairs = list(zip(block.iter_vars, node.iter_values, strict=True))
@@ -145,13 +145,13 @@ def _start_only(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize | None:
     if block.init is None or not any(isinstance(n, tirx.IntImm) and n.value <= 0 for n in reduced):
         return None
     kept = [(v, at) for v, at in pairs if v.iter_type != tirx.IterVar.CommReduce]
-    start = s_tir.SBlock(
+    start = SBlock(
         *([v for v, _ in kept], [], block.writes, block.name_hint, block.init),
         alloc_buffers=block.alloc_buffers,
         match_buffers=block.match_buffers,
         annotations=block.annotations,
     )
-    return s_tir.SBlockRealize([at for _, at in kept], node.predicate, start)
+    return SBlockRealize([at for _, at in kept], node.predicate, start)
 
 
 def _is_nothing(stmt: tirx.Stmt) -> bool:

@@ -7,7 +7,6 @@ from functools import reduce
 from importlib import import_module
 from operator import mul
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
@@ -26,6 +25,7 @@ from ..estimator.registry import Family, family_of, fitting, is_launched
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..transforms.fixed_arguments import Fixed
+from ..tvm_ir import structural_equal
 from ..validation import shown
 from ..workload import (
     Attention,
@@ -154,7 +154,7 @@ def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target
     if not isinstance(made, tirx.PrimFunc):
         raise SchedulingError(f"{family.emitter} made {shown(made)}, must be a PrimFunc")
     found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))
-    if not tvm_ffi.structural_equal(found, wanted, map_free_vars=True):
+    if not structural_equal(found, wanted, map_free_vars=True):
         has, needs = map(_signature, (made, func))
         raise SchedulingError(f"{family.emitter} made a function of {has}, wanted is {needs}")
     return made

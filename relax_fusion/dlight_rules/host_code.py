@@ -11,6 +11,7 @@ from tvm.target import Target
 from ..errors import Decline, Reason
 from ..hardware.target import is_gpu
 from ..matching.expressions import serial
+from ..tvm_ir import SBlock, SBlockRealize, TensorLoad, structural_map, structural_walk
 from .empty_loops import with_starts
 from .safe_rule import SafeRule, has_blocks
 
@@ -66,12 +67,12 @@ def host_accesses(root: object, functions: Functions | None = None) -> list[str]
         return None
 
     def walk(node: object) -> None:
-        tvm_ffi.structural_walk(
+        structural_walk(
             node,
             [
                 ((tirx.For, tirx.AttrStmt), enter),
                 (tirx.BufferStore, lambda store: access(store.buffer)),
-                (ir.TensorLoad, lambda load: access(load.source)),
+                (TensorLoad, lambda load: access(load.source)),
                 (ir.Call, call),
             ],
             order="pre",
@@ -102,7 +103,7 @@ class SingleThreadRule(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline:
         """Return the function with its statements in kernels, or why one cannot be."""
         func = with_starts(func)
-        root = func.body.block if has_blocks(func) else s_tir.SBlock([], [], [], "root", func.body)
+        root = func.body.block if has_blocks(func) else SBlock([], [], [], "root", func.body)
         parts = _parts(root)
         outside = [bool(host_accesses(part)) for part in parts]
         for part, accesses in zip(parts, outside, strict=True):
@@ -111,16 +112,16 @@ class SingleThreadRule(SafeRule):
         kernels = [
             _kernel(p) if accesses else p for p, accesses in zip(parts, outside, strict=True)
         ]
-        block = s_tir.SBlock(
+        block = SBlock(
             *([], root.reads, root.writes, root.name_hint, tirx.stmt_seq(*kernels)),
             alloc_buffers=root.alloc_buffers,
             match_buffers=root.match_buffers,
             annotations=root.annotations,
         )
-        return s_tir.Schedule(func.with_body(s_tir.SBlockRealize([], True, block)))
+        return s_tir.Schedule(func.with_body(SBlockRealize([], True, block)))
 
 
-def _parts(root: s_tir.SBlock) -> list[tirx.Stmt]:
+def _parts(root: SBlock) -> list[tirx.Stmt]:
     """Return the statements that can be kernels apart: they share no more than global memory."""
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     shared = [p for p in parts if _is_global(p)]
@@ -148,13 +149,13 @@ def _needs_the_host(stmt: tirx.Stmt) -> str:
         if launches_threads(node):
             found.append("it accesses tensors and launches threads in one statement")
 
-    tvm_ffi.structural_walk(stmt, [(ir.Call, call), ((tirx.For, tirx.AttrStmt), threads)])
+    structural_walk(stmt, [(ir.Call, call), ((tirx.For, tirx.AttrStmt), threads)])
     return found[0] if found else ""
 
 
 def _kernel(stmt: tirx.Stmt) -> tirx.Stmt:
     """Return a kernel of one thread."""
-    body = tvm_ffi.structural_map(stmt, (tirx.For, serial), order="post")
+    body = structural_map(stmt, (tirx.For, serial), order="post")
     for tag in ("threadIdx.x", "blockIdx.x"):
         axis = tirx.IterVar(None, tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)
         kind = tirx.ForKind.THREAD_BINDING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tvm import s_tir, sym, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from ..errors import Decline, Reason
@@ -14,6 +14,7 @@ from ..estimator.prediction import ceil_div, next_power
 from ..hardware import DeviceSpec
 from ..hardware.target import device_of, is_cpu, is_gpu
 from ..matching.expressions import variables_of
+from ..tvm_ir import Analyzer, SBlock, SBlockRV
 from ..workload import FLOAT_BYTES
 from . import steps
 from .generic_matmul.layout import is_unit
@@ -138,7 +139,7 @@ def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
     return most if block.columns == 1 else math.gcd(last, most, *ends)
 
 
-def _has_columns(block: s_tir.SBlock, region: tirx.BufferRegion) -> bool:
+def _has_columns(block: SBlock, region: tirx.BufferRegion) -> bool:
     """Tell whether a region moves along the columns."""
     return bool(region.region) and block.iter_vars[-1].var in variables_of(region.region[-1].min)
 
@@ -174,7 +175,7 @@ def _fills(sch: s_tir.Schedule, block: RowBlock) -> bool:
     Like ``x - x``, it may be one only when it is simplified.
     """
     store = sch.get(block.rv).body
-    return isinstance(sym.Analyzer().simplify(store.value), tirx.FloatImm | tirx.IntImm)
+    return isinstance(Analyzer().simplify(store.value), tirx.FloatImm | tirx.IntImm)
 
 
 def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:

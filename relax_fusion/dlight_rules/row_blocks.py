@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import SBlockRV
 
 from ..matching.expressions import substitute
+from ..tvm_ir import SBlock, SBlockRealize, SBlockRV, structural_equal
 from . import steps
 from .generic_matmul.layout import is_unit
 
@@ -37,13 +36,13 @@ class RowBlock:
 
 def is_plain(func: tirx.PrimFunc) -> bool:
     """Tell whether a function is a sequence of blocks in loops of their own."""
-    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.block.match_buffers:
+    if not isinstance(func.body, SBlockRealize) or func.body.block.match_buffers:
         return False
     body = func.body.block.body
     for nest in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
         while isinstance(nest, tirx.For) and nest.kind == tirx.ForKind.SERIAL:
             nest = nest.body
-        if not isinstance(nest, s_tir.SBlockRealize) or nest.block.alloc_buffers:
+        if not isinstance(nest, SBlockRealize) or nest.block.alloc_buffers:
             return False
         parts = nest.block.body
         stores = parts.seq if isinstance(parts, tirx.SeqStmt) else [parts]
@@ -147,7 +146,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
     return found
 
 
-def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
+def _runs_along_memory(reduction: SBlock) -> bool:
     """Tell whether it reads a tensor row by row, each value once."""
     wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
     reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
@@ -168,7 +167,7 @@ def _digits(index: tirx.Expr, extents: Mapping[tirx.Var, tirx.Expr]) -> tuple[ti
     outer, size = index.a, extents[index.b]
     if is_unit(size):
         return (outer,)
-    if isinstance(outer, tirx.Mul) and tvm_ffi.structural_equal(outer.b, size):
+    if isinstance(outer, tirx.Mul) and structural_equal(outer.b, size):
         return outer.a, index.b
     return (index,)
 
@@ -179,7 +178,7 @@ def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:
 
 
 def _same(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> bool:
-    equal = tvm_ffi.structural_equal
+    equal = structural_equal
     return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
 
 

@@ -10,6 +10,7 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..errors import Decline, LoweringError, Reason
+from ..tvm_ir import SBlockRealize
 
 SCHEDULE_ERRORS = (s_tir.ScheduleError, tvm.error.InternalError, LoweringError)
 """What a schedule primitive raises where it does not apply, and building a kernel where it cannot.
@@ -36,7 +37,7 @@ def first_line(err: Exception) -> str:
 
 def has_blocks(func: tirx.PrimFunc) -> bool:
     """Tell whether a schedule can be made of a function; bare loops and calls have none."""
-    return isinstance(func.body, s_tir.SBlockRealize)
+    return isinstance(func.body, SBlockRealize)
 
 
 def apply_tvm_rule(

@@ -10,9 +10,10 @@ import contextlib
 from collections.abc import Sequence
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from ..matching.expressions import found_in
+from ..tvm_ir import SBlock, SBlockRV
 
 
 def block_names(func: tirx.PrimFunc) -> list[str]:
@@ -20,9 +21,9 @@ def block_names(func: tirx.PrimFunc) -> list[str]:
     return [block.name_hint for block in blocks_of(func)]
 
 
-def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+def blocks_of(func: tirx.PrimFunc) -> list[SBlock]:
     """Return the blocks of a PrimFunc in program order, the root left out."""
-    return [block for block in found_in(func.body, s_tir.SBlock) if block.name_hint != "root"]
+    return [block for block in found_in(func.body, SBlock) if block.name_hint != "root"]
 
 
 def extent(sch: s_tir.Schedule, loop: LoopRV) -> int | None:

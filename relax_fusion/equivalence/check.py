@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import relax
 
 from ..matching.pattern import BlockView, Match
 from ..matching.shapes import dtype_of
+from ..tvm_ir import structural_equal
 from .comparison import Comparison, Invalid, Run
 from .inputs import assignments, kinds, telling
 from .operators import Uninterpreted
@@ -87,7 +87,7 @@ class Checker:
         key = (region.hash, repr(match.workload), tuple(sorted(view.bounds.items())))
         known = self._known.setdefault(key, [])
         for structure, found in known:
-            if tvm_ffi.structural_equal(structure, region.structure, map_free_vars=True):
+            if structural_equal(structure, region.structure, map_free_vars=True):
                 return found
         found = _Check(region, view).result()
         known.append((region.structure, found))

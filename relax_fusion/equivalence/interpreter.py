@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, tirx
 
+from ..tvm_ir import GenericConst
 from ..workload.reference import numpy_dtype
 from .operators import OPERATORS, SIZES_IN, Array, Called, Misfit, Uninterpreted
 from .prim_funcs import computed
@@ -93,7 +94,7 @@ class Interpreter:
         """Compute one expression."""
         if isinstance(expr, ir.Var) and expr in values:
             return values[expr]
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             return self._constant(expr)
         if isinstance(expr, relax.Tuple):
             return tuple(self.value(f, values, sizes) for f in expr.fields)

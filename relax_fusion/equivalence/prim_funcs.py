@@ -10,6 +10,7 @@ import numpy as np
 from tvm import ir, tirx
 
 from ..matching.stages import Stage, read_stages
+from ..tvm_ir import TensorLoad
 from ..workload.reference import erf
 from .operators import Array, Uninterpreted
 from .sizes import Shrink, Sizes
@@ -106,7 +107,7 @@ class _Run:
             self.buffers[stage.buffer] = np.array(np.broadcast_to(self.value(stage.value), lengths))
             return
         value = stage.value
-        sums = isinstance(value, tirx.Add) and isinstance(value.a, ir.TensorLoad)
+        sums = isinstance(value, tirx.Add) and isinstance(value.a, TensorLoad)
         if not sums or not value.a.source.same_as(stage.buffer) or stage.init is None:
             raise Uninterpreted("a reduction of a PrimFunc that is no sum")
         terms = np.broadcast_to(self.value(value.b), lengths)
@@ -120,7 +121,7 @@ class _Run:
             return expr.value
         if isinstance(expr, ir.Var):
             return self.places[expr] if expr in self.places else self.sizes.of(expr)
-        if isinstance(expr, ir.TensorLoad):
+        if isinstance(expr, TensorLoad):
             return self.load(expr)
         if isinstance(expr, tirx.Cast):
             inner, dtype = np.asarray(self.value(expr.value)), str(expr.ty.dtype)
@@ -139,7 +140,7 @@ class _Run:
             raise Uninterpreted(f"{called} in a PrimFunc")
         return _CALLS[called](*map(self.value, expr.args))
 
-    def load(self, load: ir.TensorLoad) -> Any:
+    def load(self, load: TensorLoad) -> Any:
         """Read a tensor; where a choice may be for another value, also beside it."""
         array, places = self.buffers[load.source], [self.value(i) for i in load.indices]
         if self.choices:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.effects import IN_PLACE, free_vars
 from ..matching.pattern import BlockView, Match, is_call
+from ..tvm_ir import GenericConst, structural_hash
 from .sizes import constants, variables
 
 Bound = tuple[relax.Var, relax.Expr]
@@ -118,7 +118,7 @@ class Region:
     @cached_property
     def hash(self) -> int:
         """The structural hash of `structure`."""
-        return int(tvm_ffi.structural_hash(self.structure, map_free_vars=True))
+        return int(structural_hash(self.structure, map_free_vars=True))
 
 
 def region_of(view: BlockView, match: Match) -> Region:
@@ -253,4 +253,4 @@ def _shapes(ty: ir.Type) -> Iterator[Any]:
 
 
 def _is_table(expr: Any) -> bool:
-    return isinstance(expr, ir.GenericConst) and isinstance(expr.ty, relax.TensorType)
+    return isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer
+
+from ..tvm_ir import Analyzer, structural_map
 
 Size: TypeAlias = int | Callable[["Sizes"], int]
 
@@ -91,7 +91,7 @@ def _value(size: Size, sizes: Sizes) -> int:
 
 def _simplified(dim: Any, sizes: Sizes) -> int:
     known = (ir.Var, lambda var: tirx.IntImm("int64", sizes.symbols[var]))
-    return int(Analyzer().simplify(tvm_ffi.structural_map(dim, known)))
+    return int(Analyzer().simplify(structural_map(dim, known)))
 
 
 def variables(dims: Any) -> set[tirx.Var]:

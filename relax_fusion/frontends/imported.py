@@ -17,6 +17,7 @@ from ..errors import ModelFileError
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
 from ..transforms.modules import rewritten
+from ..tvm_ir import GenericConst
 from ..validation import MAX_INT32, Natural, shown
 
 FUNCTION = "main"
@@ -193,6 +194,6 @@ class _Clip(relax.PyExprMutator):
         call = super().visit_call_(call)
         if not is_call(call, "relax.take") or call.attrs.mode != "fast":
             return call
-        if isinstance(call.args[1], ir.GenericConst):
+        if isinstance(call.args[1], GenericConst):
             return call
         return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")

@@ -12,7 +12,6 @@ from traceback import walk_tb
 
 import numpy as np
 import onnx
-import tvm_ffi
 from onnx.inliner import inline_local_functions
 from onnx.numpy_helper import to_array
 from tvm import ir, relax
@@ -21,6 +20,7 @@ from tvm.relax.frontend.onnx import from_onnx
 from ..errors import ModelFileError
 from ..matching.pattern import is_call
 from ..transforms.modules import with_functions
+from ..tvm_ir import GenericConst, structural_map
 from ..validation import shown
 from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
 
@@ -163,7 +163,7 @@ def _with_weights(
     """Make parameters of the large constants that `_READERS` read, and return what they hold."""
     func = mod[FUNCTION]
     weights: dict[str, np.ndarray] = {}
-    params: dict[ir.GenericConst, relax.Var] = {}
+    params: dict[GenericConst, relax.Var] = {}
     for const in _read_constants(func):
         array = const.value.numpy()
         if array.size > LARGEST_CONSTANT and const not in params:
@@ -172,13 +172,13 @@ def _with_weights(
                 name += "_"
             weights[name] = array
             params[const] = relax.Var(re.sub(r"\W", "_", name), const.ty)
-    body = tvm_ffi.structural_map(func.body, (ir.GenericConst, lambda c: params.get(c, c)))
+    body = structural_map(func.body, (GenericConst, lambda c: params.get(c, c)))
     every = [*func.params, *params.values()]
     new = relax.Function(every, body, func.ret_ty, func.is_pure, func.attrs)
     return with_functions(mod, {mod.get_global_var(FUNCTION): new}), weights
 
 
-def _read_constants(func: relax.Function) -> Iterator[ir.GenericConst]:
+def _read_constants(func: relax.Function) -> Iterator[GenericConst]:
     """Return the constants that stand, moved or not, as operands of `_READERS`."""
     bindings = [b for block in func.body.blocks for b in block.bindings]
     values = {b.var: b.value for b in bindings if isinstance(b, relax.VarBinding)}
@@ -189,7 +189,7 @@ def _read_constants(func: relax.Function) -> Iterator[ir.GenericConst]:
             while is_call(arg, *_MOVEMENTS):
                 arg = arg.args[0]
                 arg = values.get(arg, arg) if isinstance(arg, relax.Var) else arg
-            if isinstance(arg, ir.GenericConst) and hasattr(arg.value, "numpy"):
+            if isinstance(arg, GenericConst) and hasattr(arg.value, "numpy"):
                 yield arg
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax, tirx
 
 from ..matching.pattern import is_call
@@ -17,6 +16,7 @@ from ..report.item import Item
 from ..report.sizes import Extent
 from ..transforms.modules import functions_of
 from ..transforms.record_launches import KERNELS, OUTSIDE
+from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
 from .callers import seen_from_caller, sizes_in_call
 from .functions import function_item
@@ -70,7 +70,7 @@ class RecordKernels:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Look at every function of `mod`, and return it."""
         for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-            number = tvm_ffi.structural_hash(func, map_free_vars=True) & (2**64 - 1)
+            number = structural_hash(func, map_free_vars=True) & (2**64 - 1)
             self.kernels[gvar.name_hint] = f"{number:016x}"
         return mod
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
 
 from ..matching.expressions import found_in, loads_of, substitute
 from ..matching.pattern import PrimExpr
 from ..matching.shapes import product
 from ..matching.stages import Stage, read_stages
 from ..report.item import Array, Item, Product
+from ..tvm_ir import Analyzer, TensorLoad
 from .operators import arrays_of, extent
 
 _ANALYZER = Analyzer()
@@ -91,7 +91,7 @@ def _sums_of_products(func: tirx.PrimFunc) -> Iterator[tirx.BufferStore]:
 
 
 def _is_load_of(value: tirx.Expr, buffer: tirx.Var) -> bool:
-    return isinstance(value, ir.TensorLoad) and value.source.same_as(buffer)
+    return isinstance(value, TensorLoad) and value.source.same_as(buffer)
 
 
 def _multiplies(value: tirx.Mul) -> bool:

@@ -9,7 +9,6 @@ from math import prod
 
 import tvm
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
 
 from ..estimator.tile_plan import PLAN_ATTR
 from ..matching.expressions import substitute
@@ -24,6 +23,7 @@ from ..transforms.record_launches import (
     sizes_of_symbols,
     width_of,
 )
+from ..tvm_ir import Analyzer
 from .operators import COUNTED, operator_item
 
 PARTIAL = ("take", "strided_slice", "slice", "dynamic_strided_slice", "gather_nd")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..errors import KernelError
+from ..tvm_ir import Analyzer
 from .kernel import ALIGNMENT
 
 INT32_MAX = 2**31 - 1
@@ -142,7 +142,7 @@ def scalar(value: Any, what: str) -> Scalar | None:
         return Scalar("fp32", tirx.FloatImm("float64", value))
     dtype = str(value.ty.dtype) if is_number(value) else ""
     if dtype == "int64":
-        bound = tvm.sym.Analyzer().const_int_bound(value)
+        bound = Analyzer().const_int_bound(value)
         return _integer(value, bound.min_value, bound.max_value)
     if dtype == "int32":
         narrowed = isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "int64"
@@ -164,7 +164,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def _integer(value: ir.Expr, least: int, most: int) -> Scalar:
-    rest = tvm.sym.Analyzer().simplify(tirx.floormod(value, ALIGNMENT))
+    rest = Analyzer().simplify(tirx.floormod(value, ALIGNMENT))
     aligned = isinstance(rest, tirx.IntImm) and int(rest.value) == 0
     small = least >= -INT32_MAX - 1 and most <= INT32_MAX
     return Scalar("i32" if small else "i64", value, aligned)

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
-from tvm import ir, s_tir, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
+from tvm import ir, tirx
 
 from ..transforms.modules import KERNELS_ATTR
+from ..tvm_ir import IRBuilder, SBlock, SBlockRealize, T, structural_map
 from .arguments import Part, TensorMap, Workspace, scalar
 from .branches import PLACE, Branch, Launch, every_launch
 from .kernel import CompiledKernel
@@ -30,7 +28,7 @@ class _Own:
             return tirx.IntImm("int64", value)
         if not isinstance(value, ir.Expr):
             return value
-        return tvm_ffi.structural_map(value, (ir.Var, self._renamed))
+        return structural_map(value, (ir.Var, self._renamed))
 
     def _renamed(self, var: ir.Var) -> ir.Var:
         return self._vars.setdefault(var, tirx.Var(var.name, str(var.ty.dtype)))
@@ -67,8 +65,8 @@ def write(
         writer.dispatch(*branches)
     func = builder.get().without_attr("global_symbol")
     # Relax's passes expect the root block that TVMScript would have put around the body
-    root = s_tir.SBlock([], [], [], "root", func.body)
-    return func.with_body(s_tir.SBlockRealize([], True, root))
+    root = SBlock([], [], [], "root", func.body)
+    return func.with_body(SBlockRealize([], True, root))
 
 
 class _Writer:

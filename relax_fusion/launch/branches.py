@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..estimator.tile_plan import PLAN_ATTR
+from ..tvm_ir import structural_map
 from ..workload.json import WORKLOAD_ATTR
 from .kernel import CompiledKernel
 
@@ -66,12 +66,12 @@ def with_others(func: tirx.PrimFunc, inputs: Sequence[ir.Expr], others: Others) 
         if tirx.is_buffer_var(var):
             sizes = zip(var.ty.shape, place.ty.shape, strict=True)
             places |= {size: actual for size, actual in sizes if isinstance(size, ir.Var)}
-    body = tvm_ffi.structural_map(theirs.body, (ir.Var, lambda v: places.get(v, v)))
+    body = structural_map(theirs.body, (ir.Var, lambda v: places.get(v, v)))
 
     def put(stmt: tirx.Evaluate) -> tirx.Stmt:
         found = isinstance(stmt.value, ir.StringImm) and stmt.value.value == PLACE.value
         return body if found else stmt
 
-    whole = tvm_ffi.structural_map(func.body, (tirx.Evaluate, put))
+    whole = structural_map(func.body, (tirx.Evaluate, put))
     done = others.func.without_attr(PLAN_ATTR).without_attr(WORKLOAD_ATTR)
     return func.with_body(whole).with_attrs({**dict(done.attrs), **dict(func.attrs)})

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.target import Target
 
@@ -20,6 +19,7 @@ from ..errors import KernelError
 from ..hardware.target import is_cuda
 from ..matching.modules import module_of
 from ..transforms.modules import KERNELS_ATTR, with_functions
+from ..tvm_ir import structural_map, structural_walk
 from .body import kernel_attr
 from .cuda_source import CUDASource, LaunchCall, SourceCompiler, source_of
 from .kernel import CompiledKernel
@@ -112,7 +112,7 @@ def _launches(func: tirx.PrimFunc) -> list[LaunchCall]:
         if call.op.same_as(_LAUNCH):
             found.append(LaunchCall.of(call))
 
-    tvm_ffi.structural_walk(func.body, (ir.Call, look))
+    structural_walk(func.body, (ir.Call, look))
     return found
 
 
@@ -130,7 +130,7 @@ def _launching(func: tirx.PrimFunc, kernels: Mapping[str, CompiledKernel]) -> ti
         clusters = tirx.floordiv(x, tirx.const(kernel.options.num_ctas, x.ty.dtype))
         return tirx.call_cpacked(kernel.launcher, *given.args, clusters, y, z)
 
-    body = tvm_ffi.structural_map(func.body, (ir.Call, launch), order="post")
+    body = structural_map(func.body, (ir.Call, launch), order="post")
     return func.with_body(body).with_attr(KERNELS_ATTR, attrs)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from ..transforms.modules import KERNELS_ATTR, with_external_module, with_functions
+from ..tvm_ir import structural_map
 from .body import kernel_of_attr
 from .kernel import CompiledKernel
 from .launcher import alias, launcher_module
@@ -69,7 +69,7 @@ def _own_names(func: tirx.PrimFunc, launchers: set[str], calls: Counter[str]) ->
         own = alias(name, calls[name] - 1)
         return ir.Call(call.op, [ir.StringImm(own), *call.args[1:]], ret_ty=call.ty)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, rename), order="post"))
+    return func.with_body(structural_map(func.body, (ir.Call, rename), order="post"))
 
 
 _CPACKED = ir.Op.get("tirx.tvm_call_cpacked")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..errors import KernelError
+from ..tvm_ir import Analyzer
 from .arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
 from .branches import Branch
 
@@ -153,7 +153,7 @@ def _largest(group: Sequence[Workspace]) -> Workspace:
     """Return a workspace that holds each of some, of the same shape if they have one."""
     if len(group) == 1:
         return group[0]
-    analyzer = tvm.sym.Analyzer()
+    analyzer = Analyzer()
     most, *rest = (_elements(w) for w in group)
     for count in rest:
         most = tirx.max(most, count)

@@ -20,10 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
-import tvm_ffi
 from tvm import ir, relax, tirx
 
+from ..tvm_ir import Analyzer, structural_map, structural_walk
 from .arguments import TensorMap, Workspace, is_number
 from .body import write
 from .branches import Branch, Others, every_launch, with_others
@@ -135,7 +134,7 @@ def _type(shape: Iterable[Any], dtype: str, here: Any, vdevice: Any) -> relax.Te
 def _substituted(value: Any, dims: Mapping[ir.Var, ir.Expr]) -> Any:
     if not isinstance(value, ir.Expr) or not dims:
         return value
-    return tvm_ffi.structural_map(value, (ir.Var, lambda v: dims.get(v, v)))
+    return structural_map(value, (ir.Var, lambda v: dims.get(v, v)))
 
 
 def _scratch(branches: Sequence[Branch]) -> Workspace | None:
@@ -153,7 +152,7 @@ def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     most = sizes[0]
     for size in sizes[1:]:
         most = tirx.max(most, size)
-    return Workspace((tvm.sym.Analyzer().simplify(most),), "uint8")
+    return Workspace((Analyzer().simplify(most),), "uint8")
 
 
 def _unknown_variables(
@@ -176,5 +175,5 @@ def _variables(values: Iterable[Any]) -> list[ir.Var]:
     found: list[ir.Var] = []
     for value in values:
         if isinstance(value, ir.Expr):
-            tvm_ffi.structural_walk(value, (ir.Var, found.append))
+            structural_walk(value, (ir.Var, found.append))
     return found

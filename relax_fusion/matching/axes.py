@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
-from tvm.sym import Analyzer
 
+from ..tvm_ir import Analyzer
 from .pattern import BlockView, PrimExpr
 from .shapes import permutation, product, same_shape, shape_of
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from tvm import ir, relax, tirx
 
+from ..tvm_ir import GenericConst
 from .element_tables import LARGEST_TABLE
 from .element_values import WHOLE_NUMBERS, is_float
 from .pattern import Definitions
@@ -64,7 +65,7 @@ class Bounds:
         return self._known[expr]
 
     def _of(self, value: relax.Expr, depth: int) -> Interval:
-        if isinstance(value, ir.GenericConst):
+        if isinstance(value, GenericConst):
             return _of_constant(value)
         if not isinstance(value, relax.Call) or not isinstance(value.op, ir.Op):
             return ANY
@@ -172,7 +173,7 @@ def _held(found: Interval, dtype: str) -> Interval:
 
 
 @lru_cache(maxsize=32)
-def _of_constant(const: ir.GenericConst) -> Interval:
+def _of_constant(const: GenericConst) -> Interval:
     values = const.value.numpy()
     if not 0 < values.size <= LARGEST_TABLE or np.any(values != values):
         return ANY

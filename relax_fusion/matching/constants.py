@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from tvm import ir, relax
+from tvm import relax
 
+from ..tvm_ir import GenericConst
 from ..workload import FLOAT_BYTES
 from .pattern import Definitions
 from .shapes import dtype_of, same_shape, shape_of
@@ -19,7 +20,7 @@ _LEAST, _LARGEST = (float(np.finfo("float32").tiny), float(np.finfo("float32").m
 def scalar(view: Definitions, expr: relax.Expr) -> float | None:
     """Return the value of a constant with one element, or None."""
     value = view.definition(expr)
-    shape = shape_of(value) if isinstance(value, ir.GenericConst) else None
+    shape = shape_of(value) if isinstance(value, GenericConst) else None
     if shape is None or any(int(d) != 1 for d in shape):
         return None  # a large constant is not even copied
     return float(value.value.numpy().reshape(-1)[0])

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
 
 from ..errors import Reason
+from ..tvm_ir import Analyzer, GenericConst, structural_map
 from .pattern import BlockView, Refused, is_call
 from .shapes import dtype_of, product, shape_of, shape_text
 from .stages import read_stages
@@ -121,7 +120,7 @@ class _Reader:
             self.sources[expr] = None
             return []
         value = self.view.defs[expr]
-        if isinstance(value, relax.Var | ir.GenericConst):
+        if isinstance(value, relax.Var | GenericConst):
             return [value]
         return list(tensors_of(value)) if self._is_element_by_element(value) else None
 
@@ -153,7 +152,7 @@ def tensors_of(call: relax.Call) -> Iterator[relax.Expr]:
 
 
 def _is_number(expr: relax.Expr) -> bool:
-    return isinstance(expr, ir.GenericConst) and shape_of(expr) == []
+    return isinstance(expr, GenericConst) and shape_of(expr) == []
 
 
 def _bits_of(expr: relax.Expr) -> int:
@@ -165,5 +164,5 @@ def _bytes_of(expr: relax.Expr) -> float:
     size = product(shape_of(expr) or ())
     if not isinstance(size, int):
         known = tirx.IntImm(str(size.ty.dtype), SIZE)
-        size = int(Analyzer().simplify(tvm_ffi.structural_map(size, (ir.Var, lambda _: known))))
+        size = int(Analyzer().simplify(structural_map(size, (ir.Var, lambda _: known))))
     return size * _bits_of(expr) / 8

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from tvm import ir, relax
 
+from ..tvm_ir import GenericConst
 from .identity import Identity, items_of
 
 Places: TypeAlias = frozenset[int]
@@ -276,10 +277,10 @@ class Memory:
         known = self._storage.get(hash(expr))
         if known is not None:
             return known
-        if isinstance(expr, relax.Var | ir.GenericConst):
+        if isinstance(expr, relax.Var | GenericConst):
             self._kept.append(expr)
             made = self._storage[hash(expr)] = self._new(expr.ty)
-            if isinstance(expr, ir.GenericConst):
+            if isinstance(expr, GenericConst):
                 self.constants |= _flat(made)
             return made
         if isinstance(expr, relax.Tuple):

@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 from tvm import ir, tirx
-from tvm.sym import Analyzer, ConstIntBound
 
+from ..tvm_ir import Analyzer, ConstIntBound
 from .element_values import (
     WHOLE_NUMBERS,
     Choice,

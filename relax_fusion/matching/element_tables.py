@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from tvm import ir, tirx
+from tvm import tirx
 
+from ..tvm_ir import GenericConst
 from .element_values import Choice, Element, Index, Unknown, integer, number, truth
 
 LARGEST_TABLE = 1 << 24
@@ -30,7 +31,7 @@ class _Table:
     upto: int | None = None
 
 
-def table_element(const: ir.GenericConst, index: Index) -> Element:
+def table_element(const: GenericConst, index: Index) -> Element:
     """Return the element of a constant at `index`.
 
     Raises
@@ -58,7 +59,7 @@ def table_element(const: ir.GenericConst, index: Index) -> Element:
 
 
 @lru_cache(maxsize=8)
-def _described(const: ir.GenericConst) -> _Table:
+def _described(const: GenericConst) -> _Table:
     if math.prod(int(d) for d in const.ty.shape.values) > LARGEST_TABLE:
         raise Unknown
     values = const.value.numpy()

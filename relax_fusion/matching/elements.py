@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
+from ..tvm_ir import GenericConst
 from .element_arithmetic import ARITHMETIC, LOGIC, Arithmetic
 from .element_readers import READERS
 from .element_tables import table_element
@@ -117,7 +118,7 @@ class Elements(Arithmetic):
 
     def _read(self, expr: relax.Expr, index: Index) -> Element:
         value = self.view.definition(expr)
-        if isinstance(value, ir.GenericConst):
+        if isinstance(value, GenericConst):
             return self.simple(table_element(value, index))
         if not isinstance(value, relax.Call) or not isinstance(value.op, ir.Op):
             raise Unknown

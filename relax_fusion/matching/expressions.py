@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
+
+from ..tvm_ir import TensorLoad, structural_equal, structural_map, structural_walk
 
 
 def found_in(root: object, kind: type) -> list[Any]:
     """Return the nodes of a kind in `root`, those inside of others first."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(root, (kind, found.append))
+    structural_walk(root, (kind, found.append))
     return found
 
 
-def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
+def loads_of(value: tirx.Expr) -> list[TensorLoad]:
     """Return the loads in `value`, those inside of indices first."""
-    return found_in(value, ir.TensorLoad)
+    return found_in(value, TensorLoad)
 
 
 def variables_of(root: object) -> set[tirx.Var]:
@@ -30,7 +31,7 @@ def different(nodes: Iterable[Any]) -> list[Any]:
     """Return `nodes` without those that are like one before."""
     found: list[Any] = []
     for node in nodes:
-        if not any(tvm_ffi.structural_equal(node, other) for other in found):
+        if not any(structural_equal(node, other) for other in found):
             found.append(node)
     return found
 
@@ -43,7 +44,7 @@ def chooses(value: tirx.Expr) -> bool:
 
 def substitute(root: Any, values: Mapping[Any, Any]) -> Any:
     """Return an expression or a statement with variables replaced."""
-    return tvm_ffi.structural_map(root, (ir.Var, lambda var: values.get(var, var)))
+    return structural_map(root, (ir.Var, lambda var: values.get(var, var)))
 
 
 def is_number(value: tirx.Expr, wanted: int) -> bool:

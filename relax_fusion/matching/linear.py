@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import relax, te, tirx
-from tvm_ffi import structural_equal
 
+from ..tvm_ir import structural_equal
 from ..workload import Packed, WeightLayout
 from .dequantized import refuse_dequantized
 from .packed import PackedWeight, packed_weight

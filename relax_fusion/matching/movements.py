@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
 
+from ..tvm_ir import GenericConst
 from .pattern import BlockView, Definitions, PrimExpr
 from .shapes import permutation, same_shape, shape_of
 
@@ -205,7 +206,7 @@ def static_index(view: Definitions, expr: relax.Expr) -> Cut | None:
         return None
     index, axis = view.definition(call.args[1]), int(call.attrs.axis) % len(shape)
     extent = shape[axis]
-    if not isinstance(extent, tirx.IntImm) or not isinstance(index, ir.GenericConst):
+    if not isinstance(extent, tirx.IntImm) or not isinstance(index, GenericConst):
         return None
     if shape_of(index) != []:
         return None

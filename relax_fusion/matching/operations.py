@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
-from tvm import relax, s_tir
+from tvm import relax
 
 from ..report.coverage import Kind
+from ..tvm_ir import SBlock
 from .activations import activation
 from .constants import binary, scalar
 from .expressions import found_in
@@ -102,7 +103,7 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         kind = OPERATORS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
-        blocks = found_in(view.mod[value.args[0]], s_tir.SBlock)
+        blocks = found_in(view.mod[value.args[0]], SBlock)
         if any(block.name_hint == ROTATED for block in blocks):
             return Operation("rope", (var,))
         return Operation("matmul", (var,)) if _is_projection(view, var) else None

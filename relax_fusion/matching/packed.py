@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import tvm_ffi
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
 
+from ..tvm_ir import GenericConst, structural_equal, structural_hash
 from ..workload import Dim, Operand, Packed
 from .decoding_groups import Group, group_of
 from .dequantized import dequantized
@@ -96,14 +96,14 @@ class _Structure:
     group: Group
 
     def __hash__(self) -> int:
-        return int(tvm_ffi.structural_hash(self.group.func))
+        return int(structural_hash(self.group.func))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Structure):
             return False
         mine, theirs = self.group, other.group
         same = list(mine.called.values()) == list(theirs.called.values())
-        return same and bool(tvm_ffi.structural_equal(mine.func, theirs.func))
+        return same and bool(structural_equal(mine.func, theirs.func))
 
 
 @lru_cache(maxsize=256)
@@ -115,7 +115,7 @@ def _constants(args: Sequence[relax.Expr]) -> tuple[tuple[int, int], ...]:
     """Return the arguments that are full of one integer, by their numbers."""
     found = []
     for n, arg in enumerate(args):
-        if isinstance(arg, ir.GenericConst) and "int" in dtype_of(arg):
+        if isinstance(arg, GenericConst) and "int" in dtype_of(arg):
             values = arg.value.numpy().reshape(-1)
             if len(values) and (values == values[0]).all():
                 found.append((n, int(values[0])))

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 
 from ..compute.packed import Stored, unpacked
 from ..errors import GraphError
+from ..tvm_ir import Analyzer, TensorLoad, structural_map
 from ..workload import Packed
 from ..workload.formats import ALL
 from .expressions import found_in, loads_of, substitute, variables_of
@@ -84,12 +83,12 @@ def _inlined(stages: list[Stage], constants: Mapping[tirx.Var, int]) -> Stage | 
     made: dict[tirx.Var, Stage] = {}
     loads: dict[tirx.Var, int] = {}
     for stage in stages:
-        read = found_in(stage.value, ir.TensorLoad)
+        read = found_in(stage.value, TensorLoad)
         loads[stage.buffer] = sum(loads.get(load.source, 1) for load in read)
         if loads[stage.buffer] > MOST_LOADS:
             return None
 
-        def own(load: ir.TensorLoad, made: Mapping[tirx.Var, Stage] = made) -> tirx.Expr:
+        def own(load: TensorLoad, made: Mapping[tirx.Var, Stage] = made) -> tirx.Expr:
             source = made.get(load.source)
             if load.source in constants:
                 return tirx.const(constants[load.source], load.ty.dtype)
@@ -97,7 +96,7 @@ def _inlined(stages: list[Stage], constants: Mapping[tirx.Var, int]) -> Stage | 
                 return load
             return substitute(source.value, dict(zip(source.spatial, load.indices, strict=True)))
 
-        value = tvm_ffi.structural_map(stage.value, (ir.TensorLoad, own))
+        value = structural_map(stage.value, (TensorLoad, own))
         fields = (stage.spatial, stage.reduced, stage.extents)
         made[stage.buffer] = Stage(stage.name, stage.buffer, *fields, value, stage.init)
     return made[stages[-1].buffer]
@@ -124,7 +123,7 @@ def _candidates(element: Stage, formula: Formula) -> Iterator[tuple[Packed, bool
             yield form, turned
 
 
-def _shared(scale: ir.TensorLoad, k: tirx.Var) -> int:
+def _shared(scale: TensorLoad, k: tirx.Var) -> int:
     """Return how many elements along k share a scale, `ALL`, or 0 if it is anything else."""
     following = [i for i in scale.indices if k in variables_of(i)]
     if not following:
@@ -169,13 +168,13 @@ def _is_of_format(element: Stage, formula: Formula, form: Packed, turned: bool) 
     return True
 
 
-def _is_in_order(load: ir.TensorLoad, at: Sequence[tirx.Var]) -> bool:
+def _is_in_order(load: TensorLoad, at: Sequence[tirx.Var]) -> bool:
     """Tell whether the dimensions of an operand are in the order of the weight's."""
     followed = [n for n in _followed(load, at) if n is not None]
     return followed == sorted(set(followed))
 
 
-def _followed(load: ir.TensorLoad, at: Sequence[tirx.Var]) -> list[int | None]:
+def _followed(load: TensorLoad, at: Sequence[tirx.Var]) -> list[int | None]:
     """Return which dimension of a weight each dimension of an operand follows, None for neither."""
     return [next((n for n, v in enumerate(at) if v in variables_of(i)), None) for i in load.indices]
 
@@ -183,7 +182,7 @@ def _followed(load: ir.TensorLoad, at: Sequence[tirx.Var]) -> list[int | None]:
 def _stored(formula: Formula, at: Sequence[tirx.Var]) -> list[Stored]:
     """Return what the operands of a formula hold at their indices, as their format has those."""
 
-    def reader(load: ir.TensorLoad) -> Stored:
+    def reader(load: TensorLoad) -> Stored:
         follow = _followed(load, at)
         zero = tirx.IntImm("int64", 0)
         return lambda *place: tirx.BufferLoad(

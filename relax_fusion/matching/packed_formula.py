@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
+from ..tvm_ir import TensorLoad, structural_equal
 from ..workload.formats import NUMBERS
 
 _REINTERPRET = ir.Op.get("tirx.reinterpret")
@@ -30,7 +30,7 @@ class Field:
         What they are; an unsigned integer where it is empty (see `Packed`).
     """
 
-    load: ir.TensorLoad
+    load: TensorLoad
     shift: tuple[tirx.Expr, ...]
     bits: int
     number: str
@@ -46,10 +46,10 @@ class Formula:
 
     field: Field
     zero: Field | int
-    scale: ir.TensorLoad | None
+    scale: TensorLoad | None
     limit: float | None
 
-    def loads(self) -> list[ir.TensorLoad]:
+    def loads(self) -> list[TensorLoad]:
         """Return the loads of words, scales and zeros, of those that there are."""
         found = [self.field.load]
         found += [] if self.scale is None else [self.scale]
@@ -60,7 +60,7 @@ class Formula:
         if other is None or self._numbers() != other._numbers():
             return False
         pairs = zip(self._parts(), other._parts(), strict=True)
-        return all(tvm_ffi.structural_equal(a, b) for a, b in pairs)
+        return all(structural_equal(a, b) for a, b in pairs)
 
     def _fields(self) -> list[Field]:
         return [self.field, self.zero] if isinstance(self.zero, Field) else [self.field]
@@ -96,7 +96,7 @@ def formula_of(value: tirx.Expr) -> Formula | None:
 
 
 def _is_scale(value: tirx.Expr) -> bool:
-    return isinstance(value, ir.TensorLoad) and str(value.ty.dtype) in _FLOATS
+    return isinstance(value, TensorLoad) and str(value.ty.dtype) in _FLOATS
 
 
 def _unlimited(value: tirx.Expr) -> tuple[tirx.Expr, float | None]:
@@ -132,7 +132,7 @@ def _uncast(value: tirx.Expr) -> tirx.Expr:
 def _field(value: tirx.Expr) -> Field | None:
     """Return which bits of a word a number is."""
     dtype = str(value.ty.dtype)
-    if isinstance(value, ir.TensorLoad):
+    if isinstance(value, TensorLoad):
         number = dtype if dtype in NUMBERS else ""
         if not number and not dtype.startswith("uint"):
             return None

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeGuard
 
-import tvm_ffi
 from tvm import ir, relax
 
 from ..errors import Decline, Reason
+from ..tvm_ir import GenericConst, structural_walk
 from ..workload import Operand, Workload, in_order
 from .effects import Memory, free_vars
 from .identity import Identity, items_of
@@ -212,7 +212,7 @@ class BlockView:
         held = value = expr
         while (inner := self._bound.get(hash(value))) is not None:
             held, value = value, inner
-        if isinstance(value, ir.GenericConst) and not self.memory.is_constant(held):
+        if isinstance(value, GenericConst) and not self.memory.is_constant(held):
             value = expr
         found = value, operator_of(value)
         if key in self._bound:  # this object stays alive
@@ -289,7 +289,7 @@ def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
 def calls_in(expr: relax.Expr, *ops: str) -> list[relax.Call]:
     """Return the calls of the operators named `ops` in an expression or a function."""
     found: list[relax.Call] = []
-    tvm_ffi.structural_walk(expr, (relax.Call, found.append))
+    structural_walk(expr, (relax.Call, found.append))
     return [call for call in found if is_call(call, *ops)]
 
 

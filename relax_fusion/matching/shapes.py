@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
 from tvm.target import Target
 
 from ..errors import Decline, Reason
+from ..tvm_ir import Analyzer
 from ..workload import FLOAT_BYTES, Dim, DynamicDim
 from .expressions import found_in
 from .identity import items_of

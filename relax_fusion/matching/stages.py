@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
+from ..tvm_ir import SBlockRealize, structural_equal
 from .expressions import is_number
 
 
@@ -47,7 +47,7 @@ class Stage:
 
 def read_stages(func: tirx.PrimFunc) -> list[Stage] | None:
     """Return the stages of a PrimFunc in order; None if it has any other statement."""
-    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.iter_values:
+    if not isinstance(func.body, SBlockRealize) or func.body.iter_values:
         return None
     root = func.body.block
     if root.match_buffers or root.init is not None:
@@ -71,7 +71,7 @@ def _read_nest(stmt: tirx.Stmt) -> Stage | None:
             return None
         loops[stmt.loop_var] = stmt.extent
         stmt = stmt.body
-    if not isinstance(stmt, s_tir.SBlockRealize) or not is_number(stmt.predicate, 1):
+    if not isinstance(stmt, SBlockRealize) or not is_number(stmt.predicate, 1):
         return None
     block = stmt.block
     store = block.body
@@ -103,7 +103,7 @@ def _covers_its_loop(
         return False
     if isinstance(value, tirx.IntImm):
         return int(value) == 0 and is_number(axis.dom.extent, 1)
-    return value in loops and tvm_ffi.structural_equal(loops[value], axis.dom.extent)
+    return value in loops and structural_equal(loops[value], axis.dom.extent)
 
 
 def _whole(
@@ -112,5 +112,5 @@ def _whole(
     """Tell whether every element of the buffer is written."""
     shape = buffer.ty.shape
     return len(shape) == len(spatial) and all(
-        tvm_ffi.structural_equal(extents[v], d) for v, d in zip(spatial, shape, strict=True)
+        structural_equal(extents[v], d) for v, d in zip(spatial, shape, strict=True)
     )

@@ -8,6 +8,7 @@ from typing import TypeGuard
 from tvm import ir, relax
 
 from ..report.decision import Decision
+from ..tvm_ir import GenericConst
 from ..workload import Attention
 from .operations import LOOKUPS, MOVES, Operation, operations, root_of
 from .pattern import BlockView, is_call
@@ -140,7 +141,7 @@ class Surroundings:
     def maker(self, expr: relax.Expr) -> str:
         """Return what made a value, behind moves and casts."""
         root = root_of(self.view, expr)[0]
-        if isinstance(root, ir.GenericConst):
+        if isinstance(root, GenericConst):
             return "a constant"
         if isinstance(root, relax.Var) and root not in self.view.defs:
             return "a parameter"

@@ -12,6 +12,7 @@ from ..matching.effects import Memory
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
 from ..transforms.modules import functions_of, rewritten, with_functions
+from ..tvm_ir import GenericConst
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 PACKED = ir.Op.get("relax.call_dps_packed")
@@ -144,7 +145,7 @@ def _is_empty(tensor: relax.Expr) -> bool:
 
 def _is_constant(expr: relax.Expr) -> bool:
     """Tell whether `expr` is a constant tensor; a dtype is a constant too, but has no memory."""
-    return isinstance(expr, ir.GenericConst) and isinstance(expr.ty, relax.TensorType)
+    return isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)
 
 
 def _constants(expr: relax.Expr) -> Iterator[relax.Expr]:

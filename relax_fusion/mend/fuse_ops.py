@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.expressions import found_in
@@ -16,6 +15,7 @@ from ..matching.rebuild import order
 from ..matching.shapes import has_computed_sizes
 from ..matching.sizes import binders, bound_sizes
 from ..transforms.modules import OPAQUE, functions_of, is_narrow, with_functions
+from ..tvm_ir import structural_map
 
 _ITEM = "relax_fusion.item."
 """What the function is called, followed by a number, that stands for an item of a tuple."""
@@ -122,7 +122,7 @@ def _without_items(mod: ir.IRModule) -> ir.IRModule:
     updated = {}
     for gvar, func in functions_of(mod, relax.Function).items():
         made = {hash(b.var) for b in found_in(func, relax.VarBinding) if _can_join(mod, b.value)}
-        updated[gvar] = tvm_ffi.structural_map(func, (relax.VarBinding, hidden))
+        updated[gvar] = structural_map(func, (relax.VarBinding, hidden))
     return with_functions(mod, updated)
 
 
@@ -145,6 +145,4 @@ def _with_items(mod: ir.IRModule) -> ir.IRModule:
 
     builder = relax.BlockBuilder()
     functions = functions_of(mod, relax.Function).items()
-    return with_functions(
-        mod, {g: tvm_ffi.structural_map(f, (relax.Call, shown)) for g, f in functions}
-    )
+    return with_functions(mod, {g: structural_map(f, (relax.Call, shown)) for g, f in functions})

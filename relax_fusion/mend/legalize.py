@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax, te, topi
 
 from ..compute.activations import activate
+from ..tvm_ir import GenericConst
 from .attention import legalize_attention
 from .norms import legalize_group_norm, legalize_layer_norm
 
@@ -18,7 +19,7 @@ def legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Fill a tensor; of a number that is not finite TVM's own looks for text in a dtype."""
     like, value = call.args
     shape = like if isinstance(like, relax.ShapeExpr) else like.ty.shape
-    number = value.value.numpy().item() if isinstance(value, ir.GenericConst) else 0
+    number = value.value.numpy().item() if isinstance(value, GenericConst) else 0
     if isfinite(number) or not isinstance(shape, relax.ShapeExpr):
         return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
     made = (shape.values, call.ty.dtype, number)

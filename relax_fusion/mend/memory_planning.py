@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, is_call
 from ..transforms.modules import functions_of, rewritten, with_functions
+from ..tvm_ir import structural_equal
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
@@ -81,7 +81,7 @@ class _NameResults(relax.PyExprMutator):
         types = [call.ty] if len(indices) == 1 else call.ty.fields
         args = [call.args[1 + j] if j >= 0 else None for j in indices]
         if any(
-            a is not None and not tvm_ffi.structural_equal(a.ty, t)
+            a is not None and not structural_equal(a.ty, t)
             for a, t in zip(args, types, strict=True)
         ):
             return call

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 from tvm.target import Target
 
 from ..compute.stages import as_stored
 from ..hardware.nvidia import has_float8
 from ..hardware.target import compute_capability, is_cpu, is_cuda
 from ..transforms.modules import with_functions
+from ..tvm_ir import SBlock, TensorLoad, structural_map, structural_walk
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RoundNarrowFloats:
             target = self.target and (func.attrs or {}).get("target", self.target)
             if isinstance(func, tirx.PrimFunc) and not (target and _has_float8(target)):
                 rounding = _Rounding(func, bfloat16=target is None or is_cpu(target))
-                body = tvm_ffi.structural_map(func.body, rounding.rewrites)
+                body = structural_map(func.body, rounding.rewrites)
                 if not body.same_as(func.body):
                     updated[gvar] = func.with_body(body)
         return with_functions(mod, updated)
@@ -124,12 +124,12 @@ class _Rounding:
         self.params, self.bfloat16 = set(func.params), bfloat16
         self.bytes: dict[tirx.Var, tirx.Var] = {}
         self.named = True
-        kinds = (tirx.Cast, ir.TensorLoad, tirx.FloatImm)
-        tvm_ffi.structural_walk(func.body, (kinds, self._find_bfloat16))
-        tvm_ffi.structural_walk(func.body, (s_tir.SBlock, self._find_buffers))
+        kinds = (tirx.Cast, TensorLoad, tirx.FloatImm)
+        structural_walk(func.body, (kinds, self._find_bfloat16))
+        structural_walk(func.body, (SBlock, self._find_buffers))
         self.rewrites = (
             (ir.Var, lambda var: self.bytes.get(var, var)),
-            (ir.TensorLoad, self._load),
+            (TensorLoad, self._load),
             (tirx.Cast, self._cast),
             ((*_ARITHMETIC, *_COMPARISONS), self._binary),
             (tirx.Select, self._select),
@@ -141,13 +141,13 @@ class _Rounding:
         """Bind nothing to names: TVM 0.27 legalises no bfloat16 in what is bound."""
         self.named = self.named and _dtype(value) != "bfloat16"
 
-    def _find_buffers(self, block: s_tir.SBlock) -> None:
+    def _find_buffers(self, block: SBlock) -> None:
         for old in block.alloc_buffers:
             if str(old.dtype) in _FLOAT8:
                 scope = old.scope()
                 self.bytes[old] = tirx.decl_buffer(old.shape, "uint8", old.name, scope=scope)
 
-    def _load(self, load: ir.TensorLoad) -> tirx.Expr:
+    def _load(self, load: TensorLoad) -> tirx.Expr:
         dtype = _dtype(load)
         if dtype not in _FLOAT8 or load.source in self.params:
             return load

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from ..matching.expressions import is_number
 from ..transforms.modules import mapped
+from ..tvm_ir import TensorLoad, structural_equal
 
 
 @tvm.transform.module_pass(opt_level=0, name="ReadSingleElements")
@@ -25,14 +25,14 @@ class ReadSingleElements:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such an index stays the same."""
-        return mapped(mod, (ir.TensorLoad, _single))
+        return mapped(mod, (TensorLoad, _single))
 
 
-def _single(load: ir.TensorLoad) -> tirx.Expr:
+def _single(load: TensorLoad) -> tirx.Expr:
     indices = [
         tirx.const(0, str(index.ty.dtype)) if is_number(size, 1) else index
         for index, size in zip(load.indices, load.source.ty.shape, strict=True)
     ]
-    if all(tvm_ffi.structural_equal(*pair) for pair in zip(indices, load.indices, strict=True)):
+    if all(structural_equal(*pair) for pair in zip(indices, load.indices, strict=True)):
         return load
     return tirx.BufferLoad(load.source, indices)

@@ -6,13 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 from tvm.target import Target
 
 from ..hardware.target import is_cpu, is_cuda
 from ..matching.expressions import found_in
 from ..transforms.modules import functions_of, with_functions
+from ..tvm_ir import SBlock, SBlockRealize, TensorLoad, structural_map
 
 ELEMENT = 1
 """Bytes of alignment that leave TVM nothing to assume but that of an element."""
@@ -63,11 +63,11 @@ class UnalignedArguments:
 
 def unaligned(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function whose arguments, and windows of buffers, may begin anywhere."""
-    blocks = found_in(func.body, s_tir.SBlock)
+    blocks = found_in(func.body, SBlock)
     windows = [match.buffer for block in blocks for match in block.match_buffers]
     arguments = [p for p in func.params if tirx.is_buffer_var(p)]
     new = {v: _unaligned(v) for v in (*arguments, *windows) if v.ty.data_alignment > ELEMENT}
-    return tvm_ffi.structural_map(func, (ir.Var, lambda var: new.get(var, var)))
+    return structural_map(func, (ir.Var, lambda var: new.get(var, var)))
 
 
 def _unaligned(var: tirx.Var) -> tirx.Var:
@@ -91,11 +91,11 @@ def checked(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
     asserts = [_check(buffer, widths[buffer], name) for buffer in func.params if buffer in widths]
     if not asserts:
         return func
-    if not isinstance(func.body, s_tir.SBlockRealize):
+    if not isinstance(func.body, SBlockRealize):
         return func.with_body(tirx.SeqStmt([*asserts, func.body]))
     root = func.body.block
     body = tirx.SeqStmt([*asserts, root.body])
-    new = s_tir.SBlock(
+    new = SBlock(
         root.iter_vars,
         root.reads,
         root.writes,
@@ -106,7 +106,7 @@ def checked(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
         root.match_buffers,
         root.annotations,
     )
-    return func.with_body(s_tir.SBlockRealize([], True, new))
+    return func.with_body(SBlockRealize([], True, new))
 
 
 def _widths(func: tirx.PrimFunc) -> dict[tirx.Var, int]:
@@ -121,14 +121,14 @@ def _widths(func: tirx.PrimFunc) -> dict[tirx.Var, int]:
 
     for loop in found_in(func.body, tirx.For):
         if loop.kind == tirx.ForKind.VECTORIZED and isinstance(loop.extent, tirx.IntImm):
-            for load in found_in(loop.body, ir.TensorLoad):
+            for load in found_in(loop.body, TensorLoad):
                 see(load.source, int(loop.extent))
             for store in found_in(loop.body, tirx.BufferStore):
                 see(store.buffer, int(loop.extent))
     for call in found_in(func.body, ir.Call):
         if call.op.same_as(_ADDRESS_OF):  # for copies
             see(call.args[0].source, WIDEST)
-    for block in found_in(func.body, s_tir.SBlock):
+    for block in found_in(func.body, SBlock):
         for window in block.match_buffers:  # for instructions on matrices
             see(window.source.buffer, WIDEST)
     return found

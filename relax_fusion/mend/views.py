@@ -10,6 +10,7 @@ from tvm import ir, relax
 from ..matching.effects import Memory
 from ..matching.pattern import is_call
 from ..transforms.modules import functions_of
+from ..tvm_ir import GenericConst
 
 
 @tvm.transform.module_pass(opt_level=0, name="RewriteReshapes")
@@ -49,5 +50,5 @@ class _Copier(relax.PyExprMutator):
         super().visit_var_binding_(binding)
 
     def _changes(self, var: relax.Var, source: relax.Expr) -> bool:
-        of_constant = isinstance(source, ir.GenericConst) and self.memory.is_exposed(var)
+        of_constant = isinstance(source, GenericConst) and self.memory.is_exposed(var)
         return of_constant or self.memory.changes_in_use(var, var)

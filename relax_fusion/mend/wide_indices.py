@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 
 from ..matching.expressions import found_in, variables_of
 from ..transforms.modules import functions_of, is_narrow, with_functions
+from ..tvm_ir import SBlock, SBlockRealize, TensorLoad, structural_map
 
 STATEMENTS = (
     *(tirx.For, tirx.SeqStmt, tirx.BufferStore, tirx.IfThenElse),
-    *(s_tir.SBlock, s_tir.SBlockRealize),
+    *(SBlock, SBlockRealize),
 )
 OTHERS = (tirx.Let, tirx.Ramp, tirx.Broadcast, tirx.Shuffle)
 OF_TWO = (
@@ -96,18 +96,18 @@ class _Widener:
 
     def function(self) -> tirx.PrimFunc:
         """Return the function, rewritten from the leaves of its expressions up."""
-        return tvm_ffi.structural_map(
+        return structural_map(
             self.func,
             [
                 (ir.Var, self._var),
                 (OF_TWO, lambda e: type(e)(*_same([e.a, e.b]))),
                 (tirx.Select, self._select),
                 (ir.Call, self._call),
-                (ir.TensorLoad, lambda e: tirx.BufferLoad(e.source, [_wide(i) for i in e.indices])),
+                (TensorLoad, lambda e: tirx.BufferLoad(e.source, [_wide(i) for i in e.indices])),
                 (ir.Range, lambda r: ir.Range.from_min_extent(_wide(r.min), _wide(r.extent))),
                 (tirx.BufferStore, self._store),
                 (tirx.For, self._loop),
-                (s_tir.SBlockRealize, self._realize),
+                (SBlockRealize, self._realize),
             ],
         )
 
@@ -116,7 +116,7 @@ class _Widener:
             self.new[var] = var
             if tirx.is_buffer_var(var):
                 ty = var.ty
-                shape = [_wide(tvm_ffi.structural_map(d, (ir.Var, self._var))) for d in ty.shape]
+                shape = [_wide(structural_map(d, (ir.Var, self._var))) for d in ty.shape]
                 how = {"scope": ty.storage_scope, "data_alignment": ty.data_alignment}
                 made = tirx.decl_buffer(shape, str(ty.dtype), var.name, layout=None, **how)
                 self.new[var] = made
@@ -142,6 +142,6 @@ class _Widener:
         how = loop.thread_binding, dict(loop.annotations), step
         return tirx.For(loop.loop_var, *size, loop.kind, loop.body, *how)
 
-    def _realize(self, realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+    def _realize(self, realize: SBlockRealize) -> SBlockRealize:
         values = [_wide(v) for v in realize.iter_values]
-        return s_tir.SBlockRealize(values, realize.predicate, realize.block)
+        return SBlockRealize(values, realize.predicate, realize.block)

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import tvm
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op as nn_op
 from tvm.script import tirx as T
 
 from ..matching.expressions import found_in, substitute
+from ..tvm_ir import GenericConst, SBlock, SBlockRealize, is_prim_expr
 
 
 def restore() -> list[tuple[Any, str]]:
@@ -26,16 +27,16 @@ def restore() -> list[tuple[Any, str]]:
     """
     moved = {
         relax: {
-            "Constant": ir.GenericConst,
+            "Constant": GenericConst,
             "StringImm": ir.StringImm,
             "DataTypeImm": DataTypeImm,
         },
         tirx: {
-            "SBlock": s_tir.SBlock,
-            "SBlockRealize": s_tir.SBlockRealize,
+            "SBlock": SBlock,
+            "SBlockRealize": SBlockRealize,
             "stmt_functor": SimpleNamespace(substitute=substitute, post_order_visit=_visit),
         },
-        ir.GenericConst: {"data": property(lambda self: self.value)},
+        GenericConst: {"data": property(lambda self: self.value)},
         relax.Var: {"name_hint": property(lambda self: self.name)},
     }
     added = [(owner, name) for owner in moved for name in moved[owner] if not hasattr(owner, name)]
@@ -73,11 +74,11 @@ def _visit(root: Any, call: Any) -> None:
 
 
 class _TypeOfTypes(type):
-    def __call__(cls, dtype: Any) -> ir.GenericConst:
-        return ir.GenericConst(tvm.DataType(str(dtype)), relax.AnyType())
+    def __call__(cls, dtype: Any) -> GenericConst:
+        return GenericConst(tvm.DataType(str(dtype)), relax.AnyType())
 
     def __instancecheck__(cls, expr: Any) -> bool:
-        return isinstance(expr, ir.GenericConst)
+        return isinstance(expr, GenericConst)
 
 
 class DataTypeImm(metaclass=_TypeOfTypes):
@@ -123,7 +124,7 @@ def tensor_ir_op(func: tirx.PrimFunc, name_hint: str, args: Any, out: Any) -> An
 
 def _cast(arg: Any, param: tirx.Var) -> Any:
     """Return a number in the dtype of the parameter that takes it; tensors as they are."""
-    if not ir.is_prim_expr(arg) or tirx.is_buffer_var(param):
+    if not is_prim_expr(arg) or tirx.is_buffer_var(param):
         return arg
     return tirx.Cast(str(param.ty.dtype), arg) if arg.ty != param.ty else arg
 

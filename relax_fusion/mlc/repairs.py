@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in, is_number, substitute, thread_tag, variables_of
 from ..matching.pattern import PrimExpr, Shape, is_call
 from ..matching.shapes import product, same_shape, shape_of
 from ..transforms.modules import functions_of, mapped, rewritten, with_functions
+from ..tvm_ir import SBlock, SBlockRealize
 
 POSITIONS = "vm.builtin.attention_kv_cache_get_query_positions"
 """The function of TVM's cache that gives the positions of all tokens of a call."""
@@ -172,18 +173,18 @@ Lifted = tuple[tirx.PrimFunc, list[tirx.Var]]
 
 def _lifted(func: tirx.PrimFunc) -> Lifted | None:
     """Return a function with its workspaces as last parameters, and these; None without any."""
-    if not isinstance(func.body, s_tir.SBlockRealize):
+    if not isinstance(func.body, SBlockRealize):
         return None
     root = func.body.block
     spaces = [b for b in root.alloc_buffers if b.ty.storage_scope in ("", "global")]
     if not spaces or not tirx.is_buffer_var(func.params[-1]):
         return None
     rest = [b for b in root.alloc_buffers if not any(b.same_as(space) for space in spaces)]
-    block = s_tir.SBlock(
+    block = SBlock(
         root.iter_vars, root.reads, root.writes, root.name_hint, root.body,
         alloc_buffers=rest, annotations=root.annotations,
     )  # fmt: skip
-    body = s_tir.SBlockRealize(func.body.iter_values, func.body.predicate, block)
+    body = SBlockRealize(func.body.iter_values, func.body.predicate, block)
     return tirx.PrimFunc([*func.params, *spaces], body, func.ret_type, func.attrs), spaces
 
 

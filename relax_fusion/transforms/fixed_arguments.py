@@ -6,8 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import description
@@ -15,6 +14,7 @@ from ..hardware.target import device_of, is_gpu
 from ..matching.effects import Memory
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
+from ..tvm_ir import SBlockRealize, structural_equal
 from .modules import functions_of, with_functions
 
 CALLS = "tirx.tvm_call_", "tirx.call_extern"
@@ -94,7 +94,7 @@ class MarkFixedArguments:
         """
         if not is_gpu((func.attrs or {}).get("target", self.target)):
             return False
-        if not isinstance(func.body, s_tir.SBlockRealize) or any(
+        if not isinstance(func.body, SBlockRealize) or any(
             not isinstance(call.op, ir.Op) or call.op.name.startswith(CALLS)
             for call in found_in(func.body, ir.Call)
         ):
@@ -152,7 +152,7 @@ def _sizes(call: relax.Call) -> list[ir.Expr]:
 
 def _implies(sizes: Sequence[ir.Expr], others: Sequence[ir.Expr]) -> bool:
     """Tell whether none of `others` is 0 where none of `sizes` is."""
-    return all(any(tvm_ffi.structural_equal(o, s) for s in sizes) for o in others)
+    return all(any(structural_equal(o, s) for s in sizes) for o in others)
 
 
 def _values(body: relax.Expr, always: bool = True) -> Iterator[tuple[relax.Expr, bool]]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
 from ..matching.decoding_groups import Group, group_of
@@ -18,6 +17,7 @@ from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.remembered import memory_of
 from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
+from ..tvm_ir import TensorLoad, structural_equal, structural_hash, structural_map
 from .modules import OPAQUE, functions_of, is_narrow
 
 WEIGHTS_OF = {
@@ -123,10 +123,10 @@ class _Fuser:
 
     def _kernel(self, group: Group, name: str) -> ir.GlobalVar | None:
         """Return the PrimFunc of a group, the same one for equal groups."""
-        key = tvm_ffi.structural_hash(group.func)
+        key = structural_hash(group.func)
         known = self.kernels.setdefault(key, [])
         for func, gvar in known:
-            if tvm_ffi.structural_equal(func, group.func):
+            if structural_equal(func, group.func):
                 return gvar
         body = _lowered(group)
         gvar = None if body is None else self.builder.add_func(body, name)
@@ -212,15 +212,15 @@ def _with_few_stages(func: tirx.PrimFunc, stages: list[Stage]) -> tirx.PrimFunc:
     by_buffer = {stage.buffer: stage for stage in stages}
     kept = {s for stage in sums for s in _factors(stage, by_buffer)}
     made = {stage.buffer for stage in stages}
-    widened = (ir.TensorLoad, lambda load: _at_wide_indices(load) if load.source in made else load)
-    sch = s_tir.Schedule(func.with_body(tvm_ffi.structural_map(func.body, widened)))
+    widened = (TensorLoad, lambda load: _at_wide_indices(load) if load.source in made else load)
+    sch = s_tir.Schedule(func.with_body(structural_map(func.body, widened)))
     for stage in stages[:-1]:
         if not stage.reduced and stage.name not in kept:
             sch.compute_inline(sch.get_sblock(stage.name))
     return sch.mod["main"].with_attr("op_pattern", OUT_ELEMENT_WISE if sums else OPAQUE)
 
 
-def _at_wide_indices(load: ir.TensorLoad) -> ir.TensorLoad:
+def _at_wide_indices(load: TensorLoad) -> TensorLoad:
     """Return a load at int64 indices: TVM adds what is looked up to loops, and does not cast it."""
     indices = [i if str(i.ty.dtype) == "int64" else i.astype("int64") for i in load.indices]
     return tirx.BufferLoad(load.source, indices)
@@ -233,7 +233,7 @@ def _factors(stage: Stage, by_buffer: Mapping[tirx.Var, Stage]) -> Iterator[str]
         if made is None or made is stage:
             continue
         inner = made.value
-        is_moved = isinstance(inner, ir.TensorLoad) and set(inner.indices) == set(made.spatial)
+        is_moved = isinstance(inner, TensorLoad) and set(inner.indices) == set(made.spatial)
         if is_moved and inner.source in by_buffer:
             yield from _factors(made, by_buffer)
         else:

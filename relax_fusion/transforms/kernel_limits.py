@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, substitute, thread_tag
+from ..tvm_ir import structural_map
 from .modules import mapped
 
 
@@ -86,7 +86,7 @@ def _without_depth(loop: tirx.For) -> tirx.For:
     inner = rows[0]
     fused = tirx.Var("f", str(inner.loop_var.ty.dtype))
     places = {inner.loop_var: fused % inner.extent, loop.loop_var: fused // inner.extent}
-    body = tvm_ffi.structural_map(
+    body = structural_map(
         loop.body, (tirx.For, lambda f: f.body if f.same_as(inner) else f), order="post"
     )
     return _bound(fused, loop.extent * inner.extent, substitute(body, places))

@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
+from ..tvm_ir import structural_map
 
 EXTERNAL_MODULES = "external_mods"
 """Module attribute: what TVM links into the library."""
@@ -88,7 +89,7 @@ def mapped(mod: ir.IRModule, *rewrite: Any) -> ir.IRModule:
     for gvar, func in functions_of(mod, tirx.PrimFunc).items():
         body = func.body
         for pair in rewrite:
-            body = tvm_ffi.structural_map(body, pair, order="post")
+            body = structural_map(body, pair, order="post")
         if not body.same_as(func.body):
             updated[gvar] = func.with_body(body)
     return with_functions(mod, updated)

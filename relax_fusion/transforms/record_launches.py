@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import tvm
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
 
 from ..matching.expressions import found_in, loads_of, substitute
 from ..matching.pattern import is_call
 from ..report.coverage import Launches
+from ..tvm_ir import Analyzer, TensorLoad
 from .modules import functions_of
 
 SYMBOLIC_SIZE = 64
@@ -83,7 +83,7 @@ def _moved_width(value: tirx.Expr) -> int | None:
     """
     if isinstance(value, tirx.Cast):
         return _moved_width(value.value)
-    if isinstance(value, ir.TensorLoad):
+    if isinstance(value, TensorLoad):
         looked_up = any(map(loads_of, value.indices))
         return None if looked_up and len(value.indices) < 3 else width_of(str(value.ty.dtype))
     choice = _choice(value)

@@ -8,12 +8,12 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.ir.transform import Pass
 
 from ..report.passes import FunctionChange, PassRecord
 from ..report.text_changes import Hunk, Kind, added, changes, shortened
+from ..tvm_ir import structural_equal
 from .running import name_of, run_pass
 
 
@@ -188,7 +188,7 @@ def reached(functions: Mapping[str, ir.BaseFunc], names: Sequence[str]) -> set[s
 
 def _says_the_same(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
     """Tell whether functions are the same but for names of variables and values of constants."""
-    return one.same_as(other) or tvm_ffi.structural_equal(one, other, skip_tensor_content=True)
+    return one.same_as(other) or structural_equal(one, other, skip_tensor_content=True)
 
 
 def _has_the_same_body(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
@@ -203,7 +203,7 @@ def _has_the_same_body(one: ir.BaseFunc, other: ir.BaseFunc) -> bool:
 def _of_attributes(name: str, old: _Seen, new: _Seen) -> FunctionChange:
     """Return the change of a function whose attributes alone differ, without printing it."""
     before, after = (dict(seen.func.attrs or {}) for seen in (old, new))
-    same = {n for n in before if n in after and tvm_ffi.structural_equal(before[n], after[n])}
+    same = {n for n in before if n in after and structural_equal(before[n], after[n])}
     signs = ("-", before), ("+", after)
     told = [f"{s}attribute {n} = {of[n]}" for s, of in signs for n in sorted(of) if n not in same]
     lines = tuple(shortened(line) for line in told)

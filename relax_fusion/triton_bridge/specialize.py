@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import triton.language as tl
-import tvm_ffi
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
 from ..launch.arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor, scalar
 from ..launch.kernel import ALIGNMENT
+from ..tvm_ir import structural_equal
 from ..workload.dtypes import STORED_BYTES
 from .kernel import CONSTEXPR, KernelOptions, KernelSource
 from .named_tuples import fields
@@ -219,7 +219,7 @@ def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
     if isinstance(value, InOut):
         if not is_tensor(value.tensor):
             raise KernelError(f"{what}: InOut takes a tensor, not {value.tensor!r}")
-        if not tvm_ffi.structural_equal(value.tensor.ty, outputs[value.index]):
+        if not structural_equal(value.tensor.ty, outputs[value.index]):
             is_, wanted = value.tensor.ty, outputs[value.index]
             raise KernelError(f"{what} is {is_}; as output {value.index} it is to be {wanted}")
         return str(value.tensor.ty.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
@@ -14,6 +13,7 @@ from ...estimator.families.panels import PanelPlan
 from ...estimator.families.words import FAMILY as WORDS
 from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
+from ...tvm_ir import SBlockRV
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
 from .field_lookup import look_up_fields, looks_up

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.target import Target, codegen
 
 from ...estimator.families.words import WordVectors
 from ...matching.expressions import ramp, substitute
+from ...tvm_ir import SBlock, structural_map
 from .prefetch import words_of
 from .vector_transpose import along, bound
 
@@ -41,17 +41,17 @@ def look_up_fields(func: tirx.PrimFunc, vectors: WordVectors, projections: int) 
         str(sch.get(sch.blockize(sch.get_loops(each)[-1])).name_hint) for each in sums
     }
 
-    def visit(block: s_tir.SBlock) -> s_tir.SBlock:
+    def visit(block: SBlock) -> SBlock:
         if block.name_hint not in vectors_of_sums:
             return block
         body = _looked_up(block, vectors)
-        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body)
+        return SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, body)
 
     func = sch.mod["main"]
-    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
+    return func.with_body(structural_map(func.body, (SBlock, visit)))
 
 
-def _looked_up(vector: s_tir.SBlock, vectors: WordVectors) -> tirx.Stmt:
+def _looked_up(vector: SBlock, vectors: WordVectors) -> tirx.Stmt:
     """Return the sum of a vector that a block describes by a loop over its lanes."""
     realize, lane = vector.body.body, vector.body.loop_var
     block, form = realize.block, vectors.form

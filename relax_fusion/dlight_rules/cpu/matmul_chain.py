@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from ...compute import matmul_chain_prim_func
 from ...estimator.families.cpu_chain import PANELS, panel_columns, sum_parts
 from ...estimator.tile_plan import TilePlan
+from ...tvm_ir import SBlockRV
 from ...workload import MatmulChain
 from .. import steps
 from .contraction import schedule_cpu

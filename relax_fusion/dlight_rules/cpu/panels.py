@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import SBlockRV
 
 from ...estimator.families.panels import PanelPlan
+from ...tvm_ir import SBlockRV
 from .. import steps
 from .vector_transpose import is_moved, transpose_in_registers
 

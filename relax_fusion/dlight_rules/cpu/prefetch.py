@@ -6,10 +6,11 @@ A processor follows the few bytes of packed weights in a row too late: it starts
 from __future__ import annotations
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 
 from ...estimator.families.words import WordVectors
 from ...matching.expressions import found_in, loads_of, substitute
+from ...tvm_ir import SBlock
 
 AHEAD_BYTES = 8192
 """Of words between those that are read and those that are requested.  On Golden Cove 4 KB to
@@ -20,7 +21,7 @@ _READ, _KEEP, _DATA = 0, 3, 1
 
 
 def requests(
-    products: s_tir.SBlock, scales: s_tir.SBlock, vectors: WordVectors, columns: int
+    products: SBlock, scales: SBlock, vectors: WordVectors, columns: int
 ) -> list[tirx.Stmt]:
     """Return what requests the words and the scales of a later chunk.
 
@@ -50,7 +51,7 @@ def requests(
     return [_requested(word), _requested(substitute(scale, {j: next_j, c: next_c}))]
 
 
-def words_of(products: s_tir.SBlock) -> tirx.Expr:
+def words_of(products: SBlock) -> tirx.Expr:
     """Return what reads the words: a load, or a choice among loads."""
     value = products.body.value
     choices = [call for call in found_in(value, ir.Call) if _is_choice(call)]

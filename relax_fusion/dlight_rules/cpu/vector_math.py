@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 
 from ...compute.activations import polynomial
 from ...matching.expressions import found_in, loads_of, substitute
+from ...tvm_ir import SBlock, SBlockRealize, structural_map
 
 FLOAT = "float32"
 
@@ -83,10 +83,10 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(loop.extent, tirx.IntImm):
             return loop
         writer = _Writer(loop.loop_var - loop.min, int(loop.extent))
-        made = tvm_ffi.structural_map(loop, (_STATEMENTS, writer.statement))
+        made = structural_map(loop, (_STATEMENTS, writer.statement))
         if not writer.scratch:
             return loop
-        made = tvm_ffi.structural_map(made, (s_tir.SBlockRealize, partial(_with_lane, loop)))
+        made = structural_map(made, (SBlockRealize, partial(_with_lane, loop)))
         return tirx.SeqStmt([*writer.scratch, made])
 
     def alone(stmt: tirx.BufferStore | tirx.Bind) -> tirx.Stmt:
@@ -96,21 +96,21 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = func.body
     for change in ((tirx.For, in_vectors), (_STATEMENTS, alone)):
-        body = tvm_ffi.structural_map(body, change)
+        body = structural_map(body, change)
     return func if body.same_as(func.body) else func.with_body(body)
 
 
 _STATEMENTS = (tirx.BufferStore, tirx.Bind)
 
 
-def _with_lane(loop: tirx.For, realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+def _with_lane(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize:
     """Give a block that uses the variable of a loop around it an axis of that."""
     block = realize.block
     if not any(v.same_as(loop.loop_var) for v in found_in(block.body, tirx.Var)):
         return realize
     lane = tirx.Var("lane", loop.loop_var.ty.dtype)
     extent = ir.Range.from_min_extent(loop.min, loop.extent)
-    new = s_tir.SBlock(
+    new = SBlock(
         [*block.iter_vars, tirx.IterVar(extent, lane, tirx.IterVar.DataPar)],
         block.reads,
         block.writes,
@@ -121,7 +121,7 @@ def _with_lane(loop: tirx.For, realize: s_tir.SBlockRealize) -> s_tir.SBlockReal
         block.match_buffers,
         block.annotations,
     )
-    return s_tir.SBlockRealize([*realize.iter_values, loop.loop_var], realize.predicate, new)
+    return SBlockRealize([*realize.iter_values, loop.loop_var], realize.predicate, new)
 
 
 class _Writer:
@@ -168,7 +168,7 @@ class _Writer:
             (tirx.Select, self._select),
             ((tirx.And, tirx.Or), self._logic),
         )
-        return tvm_ffi.structural_map(value, rewrites, order="pre")
+        return structural_map(value, rewrites, order="pre")
 
     def _call(self, call: ir.Call) -> tirx.Expr:
         if getattr(call.op, "name", "") == "prim.if_then_else":

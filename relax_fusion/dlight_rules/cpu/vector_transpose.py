@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tvm_ffi
-from tvm import ir, s_tir, te, tirx
+from tvm import ir, te, tirx
 
 from ...matching.expressions import substitute
+from ...tvm_ir import SBlock, TensorLoad, structural_map
 
 
 def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.PrimFunc:
@@ -20,13 +20,13 @@ def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.P
     The value may be converted on the way, and chosen by an `if_then_else` that is one for all.
     """
 
-    def visit(block: s_tir.SBlock) -> s_tir.SBlock:
+    def visit(block: SBlock) -> SBlock:
         if block.name_hint != name:
             return block
         body = _transposed(block.body, lanes)
-        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, name, body)
+        return SBlock(block.iter_vars, block.reads, block.writes, name, body)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
+    return func.with_body(structural_map(func.body, (SBlock, visit)))
 
 
 def is_moved(value: tirx.Expr) -> bool:
@@ -39,7 +39,7 @@ def is_moved(value: tirx.Expr) -> bool:
     if isinstance(value, ir.Call):
         return value.op.name == "prim.if_then_else" and all(map(is_moved, value.args[1:]))
     # TVM 0.27 has no vectors of 8-bit floats on a CPU
-    return isinstance(value, ir.TensorLoad) and "float8" not in str(value.ty.dtype)
+    return isinstance(value, TensorLoad) and "float8" not in str(value.ty.dtype)
 
 
 def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:

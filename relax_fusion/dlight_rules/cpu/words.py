@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from ...estimator.families.words import WordVectors
 from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import found_in, substitute
+from ...tvm_ir import SBlock, SBlockRV, structural_map
 from .. import steps
 from .prefetch import requests
 from .vector_transpose import along, bound
@@ -113,17 +113,17 @@ def filled_in_registers(
             block: v[l] = s[l // repeats]         few = s[vector of lanes / repeats]
                                                   v[vector l] = shuffle(few, l // repeats)
     """
-    blocks = {block.name_hint: block for block in found_in(func.body, s_tir.SBlock)}
+    blocks = {block.name_hint: block for block in found_in(func.body, SBlock)}
 
-    def visit(block: s_tir.SBlock) -> s_tir.SBlock:
+    def visit(block: SBlock) -> SBlock:
         if block.name_hint != scales:
             return block
         lanes, repeats = vectors.lanes, vectors.repeats
         fill = block.body if repeats == lanes else _repeated(block.body, lanes, repeats)
         body = tirx.SeqStmt([*requests(blocks[products], block, vectors, columns), fill])
-        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, scales, body)
+        return SBlock(block.iter_vars, block.reads, block.writes, scales, body)
 
-    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
+    return func.with_body(structural_map(func.body, (SBlock, visit)))
 
 
 def _repeated(loop: tirx.For, lanes: int, repeats: int) -> tirx.Stmt:

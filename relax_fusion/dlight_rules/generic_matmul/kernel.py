@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
@@ -22,6 +21,7 @@ from ...estimator.families.matmuls import SCALAR_FAMILIES
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...hardware.target import device_of, is_gpu
 from ...matching.expressions import different, loads_of, substitute, variables_of
+from ...tvm_ir import SBlock, SBlockRealize, TensorLoad, TensorRegion, structural_map
 from ...workload import NormMatmul
 from .. import steps
 from ..contraction_gpu import COMPUTED_LANES, schedule_gpu
@@ -110,14 +110,12 @@ def _adapted(core: tirx.PrimFunc, form: GenericMatmul, each: Planned) -> tirx.Pr
             stages.append(_element_wise(var, name, partial(element_of, form, factor)))
             made.append(var)
     root = core.body.block
-    body = tvm_ffi.structural_map(root.body, (s_tir.SBlock, lambda b: _with_epilogue(b, form, out)))
+    body = structural_map(root.body, (SBlock, lambda b: _with_epilogue(b, form, out)))
     if stages:
         body = tirx.SeqStmt([*stages, *(body.seq if isinstance(body, tirx.SeqStmt) else [body])])
-    root = s_tir.SBlock(
-        [], [], [], root.name_hint, body, alloc_buffers=[*root.alloc_buffers, *made]
-    )
+    root = SBlock([], [], [], root.name_hint, body, alloc_buffers=[*root.alloc_buffers, *made])
     params = [*_operands(form), *(p for p in core.params if p not in made)]
-    func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root)).with_attrs(dict(core.attrs))
+    func = tirx.PrimFunc(params, SBlockRealize([], True, root)).with_attrs(dict(core.attrs))
     sch = s_tir.Schedule(func)
     for var in made:
         block = sch.get_sblock("x_read" if var is x else "w_parts0")
@@ -151,7 +149,7 @@ def _element_wise(buffer: tirx.Var, name: str, element: Index) -> tirx.Stmt:
     axes = [tirx.Var(f"v_i{n}", "int64") for n in range(len(shape))]
     zero = tirx.IntImm("int64", 0)
     value = element(*axes)
-    block = s_tir.SBlock(
+    block = SBlock(
         [
             tirx.IterVar(ir.Range.from_min_extent(zero, d), v, tirx.IterVar.DataPar)
             for v, d in zip(axes, shape, strict=True)
@@ -161,22 +159,22 @@ def _element_wise(buffer: tirx.Var, name: str, element: Index) -> tirx.Stmt:
         name,
         tirx.BufferStore(buffer, value, axes),
     )
-    stmt: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
+    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
     for loop, size in reversed(list(zip(loops, shape, strict=True))):
         stmt = tirx.For(loop, zero, size, tirx.ForKind.SERIAL, stmt)
     return stmt
 
 
-def _point(buffer: tirx.Var, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
+def _point(buffer: tirx.Var, indices: Sequence[tirx.Expr]) -> TensorRegion:
     return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, 1) for i in indices])
 
 
-def _regions(value: tirx.Expr) -> list[ir.TensorRegion]:
+def _regions(value: tirx.Expr) -> list[TensorRegion]:
     """Return what a value reads."""
     return different(_point(load.source, load.indices) for load in loads_of(value))
 
 
-def _with_epilogue(block: s_tir.SBlock, form: GenericMatmul, out: tirx.Var) -> s_tir.SBlock:
+def _with_epilogue(block: SBlock, form: GenericMatmul, out: tirx.Var) -> SBlock:
     """Put the epilogue of `form` into the block that stores the result."""
     if not isinstance(block.body, tirx.BufferStore) or not block.body.buffer.same_as(out):
         return block
@@ -184,9 +182,9 @@ def _with_epilogue(block: s_tir.SBlock, form: GenericMatmul, out: tirx.Var) -> s
     (total,) = (load for load in loads_of(block.body.value) if load.source.name.startswith("acc"))
     where = {**unravel(form.extents, form.rows, i), **unravel(form.extents, form.columns, j)}
     rounded = total.astype(str(form.total.ty.dtype))
-    own = (ir.TensorLoad, lambda load: rounded if load.source.same_as(form.total) else load)
-    value = tvm_ffi.structural_map(substitute(form.epilogue, where), own)
+    own = (TensorLoad, lambda load: rounded if load.source.same_as(form.total) else load)
+    value = structural_map(substitute(form.epilogue, where), own)
     store = tirx.BufferStore(out, value, [i, j])
-    return s_tir.SBlock(
+    return SBlock(
         block.iter_vars, _regions(value), block.writes, block.name_hint, store, block.init
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import tirx
 
 from ...matching.expressions import variables_of
+from ...tvm_ir import Analyzer, TensorLoad, structural_equal
 
 Vars = tuple[tirx.Var, ...]
 Extents = Mapping[tirx.Var, tirx.Expr]
@@ -53,12 +53,12 @@ def flat(digits: Sequence[tuple[tirx.Expr, tirx.Expr]]) -> tirx.Expr:
     result: tirx.Expr = tirx.IntImm("int64", 0)
     for digit, base in digits:
         result = result * base.astype("int64") + digit.astype("int64")
-    return sym.Analyzer().simplify(result)
+    return Analyzer().simplify(result)
 
 
 def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> View | None:
     """Return `value` as a matrix of rows `major` and columns `minor` in memory, if it is one."""
-    if not isinstance(value, ir.TensorLoad):
+    if not isinstance(value, TensorLoad):
         return None
     source, indices = value.source, list(value.indices)
     if source.ty.strides or not minor or not _ends_with(source, indices, minor, extents):
@@ -78,7 +78,7 @@ def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> V
     offset: tirx.Expr = tirx.IntImm("int64", 0)
     for index, stride in rest:
         offset = offset + index.astype("int64") * stride
-    return View(source, sym.Analyzer().simplify(offset), outer)
+    return View(source, Analyzer().simplify(offset), outer)
 
 
 def _ends_with(
@@ -95,7 +95,7 @@ def _ends_with(
         dims.pop()
     if not dims or not dims[-1][0].same_as(minor[-1]):
         return False
-    return all(v in sizes and tvm_ffi.structural_equal(sizes[v], extents[v]) for v in minor)
+    return all(v in sizes and structural_equal(sizes[v], extents[v]) for v in minor)
 
 
 def _step(extents: Extents, which: Vars, strides: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr | None:
@@ -103,7 +103,7 @@ def _step(extents: Extents, which: Vars, strides: Mapping[tirx.Var, tirx.Expr]) 
     if any(v not in strides for v in which):
         return None
     step = strides[which[-1]]
-    analyzer = sym.Analyzer()
+    analyzer = Analyzer()
     for outer, inner in pairwise(which):
         spanned = product([extents[inner], strides[inner]])
         if not analyzer.can_prove_equal(strides[outer], spanned):

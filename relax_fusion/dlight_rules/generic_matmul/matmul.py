@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 
 from ...errors import Decline, Reason
 from ...matching.expressions import loads_of, substitute, variables_of
 from ...matching.stages import Stage, read_stages
+from ...tvm_ir import TensorLoad, structural_equal
 from ...workload import (
     DTYPE_BYTES,
     FLOAT_BYTES,
@@ -155,7 +155,7 @@ def _factors(total: Stage, before: Mapping[tirx.Var, Stage]) -> tuple[tirx.Expr,
 
 
 def _is_total(value: tirx.Expr, total: Stage) -> bool:
-    is_load = isinstance(value, ir.TensorLoad) and value.source.same_as(total.buffer)
+    is_load = isinstance(value, TensorLoad) and value.source.same_as(total.buffer)
     return is_load and tuple(value.indices) == total.spatial
 
 
@@ -187,7 +187,7 @@ def _epilogue(
                 return None
         elif index not in last.spatial or index in names:
             return None
-        elif not tvm_ffi.structural_equal(last.extents[index], total.extents[var]):
+        elif not structural_equal(last.extents[index], total.extents[var]):
             return None  # a part of the sums
         else:
             names[index] = var

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tvm import ir, s_tir, sym, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from ...errors import Decline
 from ...hardware.target import is_cpu, is_gpu, without_tensor_cores
 from ...matching.expressions import loads_of
+from ...tvm_ir import Analyzer, SBlockRV, TensorLoad
 from .. import steps
 from ..safe_rule import SafeRule, apply_tvm_rule
 from .kernel import matmul_kernel
@@ -99,7 +100,7 @@ class CPUSpatialRule(SafeRule):
         return sch
 
 
-def _is_spatial(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
+def _is_spatial(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     found = sch.get(block)
     spatial = all(iv.iter_type == tirx.IterVar.DataPar for iv in found.iter_vars)
     loops = sch.get_loops(block)
@@ -107,20 +108,20 @@ def _is_spatial(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     return spatial and one_store and len(loops) == len(found.iter_vars)
 
 
-def _is_used_once(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
+def _is_used_once(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Tell whether each element of a step is read once by one other; or is only moved."""
     readers = [sch.get(reader) for reader in sch.get_consumers(block)]
     if len(readers) != 1:
         return False
     made, (reader,) = sch.get(block), readers
-    if isinstance(made.body.value, ir.TensorLoad):
+    if isinstance(made.body.value, TensorLoad):
         return True
     buffer, sizes = (
         made.body.buffer,
         [product([v.dom.extent for v in found.iter_vars]) for found in (made, reader)],
     )
     loads = [load for load in loads_of(reader.body.value) if load.source.same_as(buffer)]
-    return len(loads) == 1 and sym.Analyzer().can_prove(sizes[1] <= sizes[0])
+    return len(loads) == 1 and Analyzer().can_prove(sizes[1] <= sizes[0])
 
 
 def _small(extents: list[int | None]) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from ...matching.expressions import found_in, loads_of, substitute
 from ...matching.stages import Stage
+from ...tvm_ir import TensorLoad, structural_map
 
 MOST_CODE = 512
 """Reads of arguments in the code of a formula in which the stages before it are put in their
@@ -40,14 +40,14 @@ def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | N
     if _code(value, code) > MOST_CODE:
         return None
 
-    def formula(load: ir.TensorLoad) -> tirx.Expr:
+    def formula(load: TensorLoad) -> tirx.Expr:
         stage = before.get(load.source)
         if stage is None:
             return load
         return substitute(stage.value, dict(zip(stage.spatial, load.indices, strict=True)))
 
     while any(load.source in before for load in loads_of(value)):
-        value = tvm_ffi.structural_map(value, (ir.TensorLoad, formula))
+        value = structural_map(value, (TensorLoad, formula))
     return value
 
 

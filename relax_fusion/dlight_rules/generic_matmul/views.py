@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, tirx
 from tvm.target import Target
 
 from ...errors import Decline, Reason
 from ...hardware.target import is_cpu
 from ...matching.expressions import serial, substitute
+from ...tvm_ir import Analyzer, SBlock, SBlockRealize, structural_map
 from .layout import View, unravel
 from .matmul import GenericMatmul
 
@@ -48,28 +48,28 @@ def through_views(
     axis = tirx.IterVar(ir.Range.from_min_extent(ZERO, count), matrix, tirx.IterVar.DataPar)
     where = {**sizes, **unravel(form.extents, form.batch, matrix)}
     if is_cpu(target):
-        body = _declared(tvm_ffi.structural_map(body, (tirx.For, serial)), views, where)
+        body = _declared(structural_map(body, (tirx.For, serial)), views, where)
         index = tirx.Var("matrix", "int64")
-        one = s_tir.SBlockRealize([index], True, s_tir.SBlock([axis], [], [], "matrix", body))
+        one = SBlockRealize([index], True, SBlock([axis], [], [], "matrix", body))
         return tirx.For(index, ZERO, count, tirx.ForKind.PARALLEL, one)
     scopes = {buffer.ty.storage_scope for buffer in body.block.alloc_buffers}
     if scopes & {"", "global"} or not isinstance(body.block.body, tirx.For):
         return Decline(Reason.SCHEDULE, "a matmul of several kernels is not for a batch")
-    return _grid(s_tir.SBlock([axis], [], [], "matrix", _declared(body, views, where)), count)
+    return _grid(SBlock([axis], [], [], "matrix", _declared(body, views, where)), count)
 
 
-def _grid(matrix: s_tir.SBlock, count: tirx.Expr) -> tirx.Stmt:
+def _grid(matrix: SBlock, count: tirx.Expr) -> tirx.Stmt:
     """Launch a kernel for each of `count` matrices, in several launches if they may be many."""
     index, axis = (tirx.Var(name, "int64") for name in ("matrix", "blockIdx.z"))
     thread = tirx.IterVar(None, axis, tirx.IterVar.ThreadIndex, "blockIdx.z")
     bind = tirx.ForKind.THREAD_BINDING
     if isinstance(count, tirx.IntImm) and int(count) <= GRID_Z:
-        one = s_tir.SBlockRealize([index], True, matrix)
+        one = SBlockRealize([index], True, matrix)
         return tirx.For(index, ZERO, count, bind, one, thread)
     part = tirx.Var("part", "int64")
     first = part * GRID_Z
     here = tirx.min(tirx.IntImm("int64", GRID_Z), count - first)
-    one = s_tir.SBlockRealize([first + index], True, matrix)
+    one = SBlockRealize([first + index], True, matrix)
     grid = tirx.For(index, ZERO, here, bind, one, thread)
     parts = (count + (GRID_Z - 1)) // GRID_Z
     return tirx.For(part, ZERO, parts, tirx.ForKind.SERIAL, grid)
@@ -80,7 +80,7 @@ def _declared(body: tirx.Stmt, views: Views, sizes: Sizes) -> tirx.Stmt:
 
     rewrite: ``S(x[i, j])`` -> ``x = decl_buffer((b * s, k), data=x3.data); S(x[i, j])``
     """
-    analyzer = sym.Analyzer()
+    analyzer = Analyzer()
     mapping: dict[tirx.Var, tirx.Expr] = dict(sizes)
     declared = []
     for var, view in views.items():

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tvm_ffi
 from tvm import ir, tirx
-from tvm.script.ir_builder import tirx as T
 
+from ...tvm_ir import T, structural_equal
 from ...workload.formats import NUMBERS
 from .decode import field_of
 from .fragments import ptx, scratch
@@ -67,7 +66,7 @@ class Byte:
 
     def is_before(self, other: Byte) -> bool:
         """Tell whether both are an even byte of a word and the next one, of one type."""
-        same = self.dtype == other.dtype and tvm_ffi.structural_equal(self.word, other.word)
+        same = self.dtype == other.dtype and structural_equal(self.word, other.word)
         return same and self.place % 2 == 0 and other.place == self.place + 1
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from tvm import s_tir, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
@@ -20,6 +18,7 @@ from ...hardware import DeviceSpec
 from ...hardware.nvidia import has_float8
 from ...hardware.target import compute_capability, device_of, is_cuda
 from ...matching.expressions import found_in
+from ...tvm_ir import IRBuilder, SBlock, T
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
 from . import dependent
@@ -71,10 +70,10 @@ def with_mma(
     root = func.body.block
     kernels: list[tirx.Stmt] = []
     sums: list[tirx.Var] = []
-    blocks: dict[str, s_tir.SBlock] = {}
+    blocks: dict[str, SBlock] = {}
     inside = _normalises(plan, steps.block_names(func))
     for stage in root.body.seq:
-        stage_blocks = found_in(stage, s_tir.SBlock)
+        stage_blocks = found_in(stage, SBlock)
         block = stage_blocks[0]
         name = block.name_hint
         blocks[name] = block

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
 from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...matching.expressions import chooses, different, found_in, loads_of, variables_of
+from ...tvm_ir import Analyzer, TensorLoad, structural_equal, structural_map
 
 Element = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 """From a line and a position along k to the element there."""
@@ -65,7 +65,7 @@ class Bits:
     def is_behind(self, other: Bits) -> bool:
         """Tell whether these bits lie 16 above others of the same word."""
         constant = isinstance(self.shift, tirx.IntImm) and isinstance(other.shift, tirx.IntImm)
-        same = tvm_ffi.structural_equal(self.word, other.word) and self.mask == other.mask
+        same = structural_equal(self.word, other.word) and self.mask == other.mask
         return same and constant and int(self.shift) - int(other.shift) == 16
 
 
@@ -124,7 +124,7 @@ class Neighbours:
     ) -> None:
         self.width, self.float8 = width, float8
         self.line, self.piece = tirx.Var("line", "int64"), tirx.Var("piece", "int64")
-        self.analyzer = sym.Analyzer()
+        self.analyzer = Analyzer()
         for var, size in ((self.line, extents[0]), (self.piece, extents[1] // width)):
             self.analyzer.bind(var, ir.Range.from_min_extent(_int64(0), _int64(size)))
         values = [
@@ -134,7 +134,7 @@ class Neighbours:
         self.dtype = str(values[0].ty.dtype)
         self.loads = different(load for value in values for load in loads_of(value))
         self.loaded = [tirx.Var("loaded", load.ty) for load in self.loads]
-        self.values = [tvm_ffi.structural_map(v, (ir.TensorLoad, self._name_of)) for v in values]
+        self.values = [structural_map(v, (TensorLoad, self._name_of)) for v in values]
         self.vectors = self._vectors()
 
     @property
@@ -156,10 +156,10 @@ class Neighbours:
         largest = max(self.loads, key=lambda load: len(load.indices))
         return self.line in variables_of(largest.indices[-1])
 
-    def _name_of(self, load: ir.TensorLoad) -> tirx.Expr:
+    def _name_of(self, load: TensorLoad) -> tirx.Expr:
         """Return what stands for a load; itself if a load in its index has its name already."""
         known = zip(self.loads, self.loaded, strict=True)
-        return next((name for other, name in known if tvm_ffi.structural_equal(other, load)), load)
+        return next((name for other, name in known if structural_equal(other, load)), load)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the elements that share a register: neighbours, unless others cost less."""
@@ -202,7 +202,7 @@ class Neighbours:
                 return n
         return None
 
-    def _lanes(self, load: ir.TensorLoad, most: int) -> int:
+    def _lanes(self, load: TensorLoad, most: int) -> int:
         """Return how many neighbours an aligned load brings, of `most`."""
         size, lanes = _bytes_of(load.source), 1
         while size and 2 * lanes <= most and 2 * lanes * size <= VECTOR_LOAD_BYTES:

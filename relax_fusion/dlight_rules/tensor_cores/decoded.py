@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, tirx
-from tvm.script.ir_builder import tirx as T
+from tvm import tirx
 
 from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import found_in, ramp, substitute
+from ...tvm_ir import T, TensorLoad, structural_equal, structural_map
 from .byte_pairs import BYTES, Byte, halves_of
 from .decode import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
@@ -105,7 +104,7 @@ class Decoder:
     def _dtype(self, load: int) -> str:
         return str(self.neighbours.loads[load].source.ty.dtype)
 
-    def source(self, run: list[int], line: tirx.Expr, piece: tirx.Expr) -> ir.TensorLoad:
+    def source(self, run: list[int], line: tirx.Expr, piece: tirx.Expr) -> TensorLoad:
         """Return the load of the first element of a vector."""
         where = {self.neighbours.line: line, self.neighbours.piece: piece}
         load = self.neighbours.loads[run[0]]
@@ -182,7 +181,7 @@ class Decoder:
         """Return sums, differences or products of two pairs."""
         if isinstance(a, tirx.Sub) and isinstance(a.b, tirx.FloatImm):
             taken = float(a.b.value)
-            if tvm_ffi.structural_equal(a.b, b.b) and taken in range(self.kind.base):
+            if structural_equal(a.b, b.b) and taken in range(self.kind.base):
                 integers = self._integers(a.a, b.a, int(taken))
                 if integers is not None:
                     return integers
@@ -260,6 +259,6 @@ def _replaced(value: tirx.Expr, part: tirx.Cast, by: tirx.Expr) -> tirx.Expr:
     """Return a value with another one in the place of a part of it."""
 
     def own(cast: tirx.Cast) -> tirx.Expr:
-        return by if tvm_ffi.structural_equal(cast, part) else cast
+        return by if structural_equal(cast, part) else cast
 
-    return tvm_ffi.structural_map(value, (tirx.Cast, own))
+    return structural_map(value, (tirx.Cast, own))

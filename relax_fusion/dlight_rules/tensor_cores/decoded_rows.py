@@ -19,14 +19,13 @@ from itertools import product
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_warp_sync
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows import dequantised
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS, SUM_BYTES
 from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
+from ...tvm_ir import IRBuilder, T
 from . import dependent
 from .decoded import Decoder, joined, unrolled
 from .few_rows_ring import Launch, Place

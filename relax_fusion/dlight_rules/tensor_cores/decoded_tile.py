@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from ...hardware.instructions import PIECE_BYTES
+from ...tvm_ir import T
 from .decoded import Decoder, register, unrolled
 from .fragments import ptx
 from .layout import PIECE, column_of, swizzled

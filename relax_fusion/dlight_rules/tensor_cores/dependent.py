@@ -21,11 +21,11 @@ from math import prod
 import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.script import tirx as script
-from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...hardware.target import device_of
 from ...matching.expressions import found_in, thread_tag
+from ...tvm_ir import T, structural_equal, structural_map, structural_walk
 from ..host_code import launches_threads
 
 LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_launch"]}
@@ -99,7 +99,7 @@ def kernels(stmt: tirx.Stmt) -> list[tirx.Stmt]:
         found.append(inner)
         return tvm_ffi.WalkResult.SKIP
 
-    tvm_ffi.structural_walk(stmt, ((tirx.For, tirx.AttrStmt), enter), order="pre")
+    structural_walk(stmt, ((tirx.For, tirx.AttrStmt), enter), order="pre")
     return found
 
 
@@ -128,7 +128,7 @@ def _preceded(stmt: tirx.Stmt, calls: Sequence[tirx.Expr], where: Sequence[tirx.
             annotations=loop.annotations,
         )
 
-    return tvm_ffi.structural_map(stmt, (tirx.For, begun))
+    return structural_map(stmt, (tirx.For, begun))
 
 
 def _wait() -> tirx.Expr:
@@ -140,4 +140,4 @@ def _announce() -> tirx.Expr:
 
 
 def _waits(stmt: tirx.Stmt) -> bool:
-    return any(tvm_ffi.structural_equal(call, _wait()) for call in found_in(stmt, ir.Call))
+    return any(structural_equal(call, _wait()) for call in found_in(stmt, ir.Call))

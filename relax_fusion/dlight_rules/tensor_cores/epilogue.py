@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-import tvm_ffi
-from tvm import ir, sym, tirx
-from tvm.script.ir_builder import tirx as T
+from tvm import tirx
 
 from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...matching.expressions import chooses, different, loads_of, ramp, substitute
+from ...tvm_ir import Analyzer, T, TensorLoad, structural_equal, structural_map
 from ...workload import DTYPE_BYTES
 from .fragments import local
 from .mma_kernel import MmaKernel
@@ -39,7 +38,7 @@ class MmaEpilogue:
             [tirx.Var(f"sum{part}_{i}", kernel.types.total) for i in range(self.width)]
             for part in range(kernel.tile.parts)
         ]
-        self.analyzer = sym.Analyzer()
+        self.analyzer = Analyzer()
         self.statements: list[tirx.Stmt] = []
         made = [self._column(i) for i in range(self.width)]
         for stores in zip(*made, strict=True):  # several where a pair is rotated
@@ -142,11 +141,11 @@ class MmaEpilogue:
         return int(value) if isinstance(value, tirx.IntImm) else None
 
 
-def _replaced(value: tirx.Expr, load: ir.TensorLoad, by: tirx.Expr) -> tirx.Expr:
+def _replaced(value: tirx.Expr, load: TensorLoad, by: tirx.Expr) -> tirx.Expr:
     """Return `value` with another expression in the place of a load."""
 
-    def replace(other: ir.TensorLoad) -> tirx.Expr:
-        same = tvm_ffi.structural_equal(load, other)
+    def replace(other: TensorLoad) -> tirx.Expr:
+        same = structural_equal(load, other)
         return by if same else other
 
-    return tvm_ffi.structural_map(value, (ir.TensorLoad, replace))
+    return structural_map(value, (TensorLoad, replace))

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MOST_ROWS
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...hardware import DeviceSpec
+from ...tvm_ir import IRBuilder, T
 from .decoded_rows import DecodedRowsKernel
 from .few_rows_kernel import FewRowsKernel
 from .few_rows_ring import Launch, Place

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...estimator.tile_plan import TilePlan
+from ...tvm_ir import T
 from . import dependent
 from .few_rows_ring import Launch, Place, Ring
 from .few_rows_sums import WarpSums

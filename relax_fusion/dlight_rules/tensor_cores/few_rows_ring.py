@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
 from ...estimator.families.tensor_cores.tiles import SYSTEM_SMEM_BYTES
@@ -19,6 +18,7 @@ from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...hardware import DeviceSpec
 from ...hardware.instructions import PIECE_BYTES
+from ...tvm_ir import T
 from .fragments import copy_async, scratch
 from .layout import LANES, PIECE
 from .row_norm import RowNorm

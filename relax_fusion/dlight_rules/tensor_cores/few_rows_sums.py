@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MMA_ROWS, SUM_BYTES
+from ...tvm_ir import T
 from .fragments import ptx, scratch
 from .layout import LANES
 from .tile import fill_a_tile, int32, int64

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from tvm import tirx
 from tvm.script import tirx as script
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from ...hardware.instructions import PIECE_BYTES
+from ...tvm_ir import IRBuilder, T
 from .instructions import Instructions
 from .tile import int32, int64
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.dequantised import MEMBERS
 from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import ramp
+from ...tvm_ir import T
 from .decoded import unrolled
 from .fragments import ptx, scratch
 from .layout import LANES, PIECE

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
+from ...tvm_ir import T
 from .decoded_tile import DecodedTile
 from .fragments import (
     copy_async,

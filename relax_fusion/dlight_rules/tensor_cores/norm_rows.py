@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import gcd
 
 from tvm import s_tir
-from tvm.s_tir.schedule import SBlockRV
 
 from ...estimator.limits import VECTOR_LOAD_BYTES
+from ...tvm_ir import SBlockRV
 from ...workload import DTYPE_BYTES
 from .. import steps
 

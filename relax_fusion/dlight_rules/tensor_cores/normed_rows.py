@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, MMA_ROWS
 from ...estimator.prediction import ceil_div
+from ...tvm_ir import T
 from .fragments import scratch
 from .layout import LANES, PIECE
 from .tile import int32, int64

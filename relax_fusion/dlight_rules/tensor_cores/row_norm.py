@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import tirx
 
 from ...compute.activations import ACCUMULATE
+from ...tvm_ir import SBlock, TensorLoad, structural_map
 
 NORM_BLOCKS = ("mean_sum", "square_sum", "x_norm")
 """The statistics in their order, and the normalised rows."""
@@ -26,11 +26,11 @@ class RowNorm:
         The normalised rows.
     """
 
-    sums: tuple[s_tir.SBlock, ...]
-    result: s_tir.SBlock
+    sums: tuple[SBlock, ...]
+    result: SBlock
 
     @staticmethod
-    def of(blocks: Mapping[str, s_tir.SBlock]) -> RowNorm | None:
+    def of(blocks: Mapping[str, SBlock]) -> RowNorm | None:
         """Return the norm among the blocks of a PrimFunc, by their names."""
         *statistics, result = NORM_BLOCKS
         if result not in blocks:
@@ -77,11 +77,11 @@ class RowNorm:
             *zip((block.body.buffer for block in self.sums), sums, strict=False),
         ]
 
-        def given(load: ir.TensorLoad) -> tirx.Expr:
+        def given(load: TensorLoad) -> tirx.Expr:
             return next((v for buffer, v in places if buffer.same_as(load.source)), load)
 
         def widened(cast: tirx.Cast) -> tirx.Expr:
-            return given(cast.value) if isinstance(cast.value, ir.TensorLoad) else cast
+            return given(cast.value) if isinstance(cast.value, TensorLoad) else cast
 
-        value = tvm_ffi.structural_map(value, (tirx.Cast, widened), order="post")
-        return tvm_ffi.structural_map(value, (ir.TensorLoad, given))
+        value = structural_map(value, (tirx.Cast, widened), order="post")
+        return structural_map(value, (TensorLoad, given))

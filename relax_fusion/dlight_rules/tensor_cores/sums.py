@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
+from ...tvm_ir import T
 from .fragments import local, ptx
 from .mma_kernel import MmaKernel
 from .tile import int32

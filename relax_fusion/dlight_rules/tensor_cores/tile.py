@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import tirx
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import substitute
+from ...tvm_ir import Analyzer, SBlock, TensorLoad, TensorRegion, structural_map
 from ...workload import WeightLayout
 from .decode import Neighbours
 from .instructions import INSTRUCTIONS, Instructions
@@ -103,8 +103,8 @@ class Product:
         Whether the device has instructions for 8-bit floats.
     """
 
-    acc: s_tir.SBlock
-    out: s_tir.SBlock
+    acc: SBlock
+    out: SBlock
     float8: bool = False
 
     @property
@@ -143,7 +143,7 @@ class Product:
     @property
     def weight_is_computed(self) -> bool:
         """Whether an element of the weight is more than a load."""
-        return not isinstance(self.weight_at(0, int64(0), int64(0)), ir.TensorLoad)
+        return not isinstance(self.weight_at(0, int64(0), int64(0)), TensorLoad)
 
     def operands(self) -> list[tirx.Var]:
         """Return the buffers that are read, each once."""
@@ -169,7 +169,7 @@ class Product:
         if isinstance(operand, tirx.Cast):  # made wider, as sums are
             operand = operand.value
         # Which of two weights an element is from depends on its part alone.
-        return sym.Analyzer().simplify(placed(operand, self.acc, place))
+        return Analyzer().simplify(placed(operand, self.acc, place))
 
     def neighbours(self, part: int, width: int) -> Neighbours:
         """Return what `width` weights of a column are, which lie side by side along k."""
@@ -203,12 +203,12 @@ class Product:
             The sum at a position along the first axis of `acc`.
         """
         sums, store = self.acc.body.buffer, self.out.body
-        simplify = sym.Analyzer().simplify
+        simplify = Analyzer().simplify
 
-        def own(load: ir.TensorLoad) -> tirx.Expr:
+        def own(load: TensorLoad) -> tirx.Expr:
             return total(simplify(load.indices[0])) if load.source.same_as(sums) else load
 
-        value = tvm_ffi.structural_map(placed(store.value, self.out, place), (ir.TensorLoad, own))
+        value = structural_map(placed(store.value, self.out, place), (TensorLoad, own))
         where = [simplify(placed(index, self.out, place)) for index in store.indices]
         return (store.buffer, where), simplify(value)
 
@@ -252,12 +252,12 @@ def int64(value: tirx.Expr | int) -> tirx.Expr:
     return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
 
 
-def placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
+def placed(value: tirx.Expr, block: SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
     """Return an expression of a block at one place of its axes."""
     at = {iv.var: e for iv, e in zip(block.iter_vars, place, strict=True)}
     return substitute(value, at)
 
 
-def whole(buffer: tirx.Var) -> ir.TensorRegion:
+def whole(buffer: tirx.Var) -> TensorRegion:
     """Return the whole of a buffer as a region."""
     return buffer[tuple(slice(0, size) for size in buffer.ty.shape)]

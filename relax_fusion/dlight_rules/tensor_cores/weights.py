@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from ...hardware.instructions import PIECE_BYTES
+from ...tvm_ir import T
 from .fragments import load_matrices, ptx, scratch
 from .layout import MMA_N, b_lane, spread, swizzled
 from .tile import int32

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_func_call
-from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.tensor_cores.tiles import (
     GROUP_ALIGNMENT_BYTES,
@@ -17,6 +16,7 @@ from ...estimator.families.tensor_cores.tiles import (
     GROUP_WARPS,
 )
 from ...hardware.instructions import SLICE_BYTES
+from ...tvm_ir import T
 from .fragments import local, ptx, round_registers
 from .layout import LANES
 from .mma_kernel import READ, MmaKernel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.sym import detect_linear_equation
 
+from ...tvm_ir import detect_linear_equation
 from ..element_values import Choice
 from ..pattern import KernelArg, PrimExpr
 from ..shapes import same_shape

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.sym import Analyzer, ConstIntBound, detect_linear_equation
 
+from ...tvm_ir import Analyzer, ConstIntBound, detect_linear_equation
 from ...workload import Causal
 from ..element_values import integer
 from ..pattern import PrimExpr

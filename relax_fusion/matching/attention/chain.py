@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import ir, relax
+from tvm import relax
 
 from ...errors import Reason
+from ...tvm_ir import GenericConst
 from ...workload import Causal, HeadLayout
 from ..pattern import BlockView, PrimExpr, Refused, guard
 from ..shapes import known_shape, same_shape, shape_of, static
@@ -107,7 +108,7 @@ def _equal_lengths(
     counts = []
     for name, start, shape in zip(("queries", "keys"), call.args[3:5], shapes[:2], strict=True):
         value = view.definition(start)
-        constant = isinstance(value, ir.GenericConst)
+        constant = isinstance(value, GenericConst)
         guard(constant, Reason.ATTRIBUTE, f"the lengths of the {name} are known at run time only")
         ends = [int(e) for e in value.value.numpy().reshape(-1)]
         steps = {b - a for a, b in itertools.pairwise(ends)}
