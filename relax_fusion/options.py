@@ -19,9 +19,8 @@ from tvm.target import Target
 
 from .canonical import CANONICAL
 from .errors import PipelineError
-from .estimator.database import Database
+from .estimator.database import Database, Measured
 from .estimator.family import Backend
-from .estimator.measured import Measured
 from .hardware.target import has_triton, is_cuda, make_target, require_tf32
 from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
 from .passes import PATTERNS

@@ -13,12 +13,21 @@ from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import predict_unfused, unfused_at
+from .database import Measured, Times
 from .family import Backend
-from .launch_limits import launch_limits, launchable, most_rows
-from .measured import Measured, Times
 from .prediction import Prediction, format_seconds
 from .ranges import Range, by_box, check_boxes, ranges, together
-from .registry import ON_CHANGE, candidates, family_of, fitting, refusals, violations
+from .registry import (
+    ON_CHANGE,
+    candidates,
+    family_of,
+    fitting,
+    launch_limits,
+    launchable,
+    most_rows,
+    refusals,
+    violations,
+)
 from .search import Asked, asked_in, finer, price
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,8 +27,8 @@ import pydantic
 from ..errors import DatabaseError, TilePlanError
 from ..files import locked, read_file
 from ..validation import check, read, shown
-from ..workload import Attention
-from .measured import Measured, size_from_json, workload_key
+from ..workload import Attention, Workload
+from ..workload.json import to_json
 from .registry import is_launched, plan_of
 from .shape import AttentionSize, Size
 from .tile_plan import TilePlan
@@ -57,6 +57,67 @@ _PACKAGES = {
 _LOG = logging.getLogger(__name__)
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
+
+Times = Mapping[Size, Mapping[TilePlan, float]]
+"""Seconds of plans, by the size at which they were measured."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on one device, by kernels of these versions.
+
+    Two are equal if they were made of the same measurements.
+
+    Parameters
+    ----------
+    digest : str
+        Of the measurements.
+    times : mapping of str to Times
+        By workload, as `workload_key` writes it.
+    """
+
+    digest: str
+    times: Mapping[str, Times] = field(compare=False, repr=False)
+
+    def of(self, work: Workload) -> Times:
+        """Return the times of plans of `work`; none where nothing was measured."""
+        return self.times.get(workload_key(json.loads(to_json(work))), {})
+
+
+def workload_key(fields: Mapping[str, Any]) -> str:
+    """Return a text that is the same for workloads of the same kernels.
+
+    How a module calls its dynamic dimensions, and how large they may become, makes no difference.
+
+    Parameters
+    ----------
+    fields : mapping
+        A workload as JSON.
+    """
+    names: dict[str, str] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict) and set(value) == {"name", "upper"}:
+            return {"dim": names.setdefault(value["name"], str(len(names)))}
+        if isinstance(value, dict):
+            return {name: plain(value[name]) for name in sorted(value)}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    return json.dumps(plain(dict(fields)))
+
+
+def size_to_json(size: Size) -> int | dict[str, int]:
+    """Return a size as a file has it: rows, or the sizes of an attention by name."""
+    return size if isinstance(size, int) else size._asdict()
+
+
+def size_from_json(size: int | Mapping[str, int]) -> Size | None:
+    """Return what `size_to_json` was given; None if it is no such size."""
+    if isinstance(size, int):
+        return size
+    if set(size) != set(AttentionSize._fields):
+        return None
+    return AttentionSize(**size)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..hardware import DeviceSpec
 from ..workload import Attention, DynamicDim, Workload
 from .arrays import Seconds
-from .measured import Times
+from .database import Times
 from .prediction import ceil_div, next_power
 from .ranges import Range
 from .registry import Family, family_of

@@ -10,8 +10,8 @@ from pydantic import InstanceOf, SkipValidation
 from tvm.target import Target
 
 from ..errors import PipelineError, TilePlanError
+from ..estimator.database import Measured
 from ..estimator.family import Backend
-from ..estimator.measured import Measured
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import host_target
 from ..report.decision import Decision

@@ -14,9 +14,8 @@ from tvm.target import Target
 from ..compute import description, dims_of, within
 from ..errors import KernelError, LoweringError
 from ..estimator.families.generated.plan import GeneratedPlan
-from ..estimator.launch_limits import most_rows
 from ..estimator.ranges import served
-from ..estimator.registry import is_launched
+from ..estimator.registry import is_launched, most_rows
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from ..errors import Decline
 from ..estimator.choose import choose
 from ..estimator.family import Backend
-from ..estimator.launch_limits import launchable
 from ..estimator.ranges import Range, by_box, ranges, together
-from ..estimator.registry import candidates, family_of, predict
+from ..estimator.registry import candidates, family_of, launchable, predict
 from ..estimator.search import asked_in, price
 from ..estimator.shape import Size, box_sizes
 from ..estimator.tile_plan import Box, PlanTable, TilePlan

@@ -17,11 +17,12 @@ from ..estimator.choose import size_text
 from ..estimator.database import (
     Database,
     Measurement,
+    Times,
     package_version,
+    size_to_json,
     target_fields,
     versions_of,
 )
-from ..estimator.measured import Times, size_to_json
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of
 from ..workload import Workload

@@ -17,7 +17,7 @@ from relax_fusion.estimator import (
     violations,
 )
 from relax_fusion.estimator.baseline import price_alone
-from relax_fusion.estimator.causal import visible_blocks
+from relax_fusion.estimator.families.attention_tiles import visible_blocks
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device

@@ -18,10 +18,10 @@ from relax_fusion.estimator import AttentionSize, candidates
 from relax_fusion.estimator.database import (
     Database,
     Measurement,
+    size_to_json,
     target_fields,
     versions_of,
 )
-from relax_fusion.estimator.measured import size_to_json
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.json import to_json
 

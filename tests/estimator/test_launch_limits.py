@@ -6,7 +6,7 @@ import pytest
 
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose
-from relax_fusion.estimator.launch_limits import GRID_YZ, launch_limits, launchable
+from relax_fusion.estimator.registry import GRID_YZ, launch_limits, launchable
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection

@@ -16,11 +16,12 @@ from relax_fusion.errors import DatabaseError, PipelineError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose
 from relax_fusion.estimator.database import (
     Database,
+    Measured,
     Measurement,
     target_fields,
     versions_of,
+    workload_key,
 )
-from relax_fusion.estimator.measured import Measured, workload_key
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.suites.matmul.cases import Chain
 from relax_fusion.estimator import Choice, choose, predict
-from relax_fusion.estimator.measured import Measured, workload_key
+from relax_fusion.estimator.database import Measured, workload_key
 from relax_fusion.estimator.registry import candidates
 from relax_fusion.estimator.search import price
 from relax_fusion.hardware import device

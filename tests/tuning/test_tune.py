@@ -19,8 +19,7 @@ from relax_fusion.cli import main
 from relax_fusion.cli import tune as tune_module
 from relax_fusion.errors import DatabaseError, PipelineError, TuningError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose
-from relax_fusion.estimator.database import Database, package_version
-from relax_fusion.estimator.measured import Measured, workload_key
+from relax_fusion.estimator.database import Database, Measured, package_version, workload_key
 from relax_fusion.estimator.registry import is_launched, plan_of
 from relax_fusion.estimator.tile_plan import OPEN, Box
 from relax_fusion.hardware.target import device_of

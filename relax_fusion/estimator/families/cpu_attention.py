@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, Attention
-from ..causal import visible_blocks, visible_keys
 from ..cpu_cost import (
     FMA_LATENCY_CYCLES,
     LOADS_PER_CYCLE,
@@ -29,6 +28,8 @@ from .attention_tiles import (
     holds_features,
     most_kv,
     most_q,
+    visible_blocks,
+    visible_keys,
 )
 from .cpu_tiles import OPERAND_REGISTERS
 

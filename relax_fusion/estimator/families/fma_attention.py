@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, Attention
-from ..causal import visible_blocks, visible_keys
 from ..family import KernelFamily
 from ..gpu_cost import (
     L2_SHARE,
@@ -31,6 +30,8 @@ from .attention_tiles import (
     holds_features,
     most_kv,
     most_q,
+    visible_blocks,
+    visible_keys,
 )
 from .matmuls import THREAD_OVERHEAD_REGISTERS
 

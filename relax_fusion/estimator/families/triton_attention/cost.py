@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ....workload import DTYPE_BYTES, Attention
-from ...causal import visible_blocks, visible_keys
 from ...prediction import ceil_div
 from ...shape import AttentionSize
 from ...tile_plan import TilePlan
+from ..attention_tiles import visible_blocks, visible_keys
 from .tiles import (
     HALVES_BLOCKS,
     AttentionPlan,
