@@ -20,16 +20,6 @@ READ_BYTES = 512 << 20
 """More than any cache of the machine holds."""
 
 
-def use_all_cores() -> int:
-    """Give TVM a thread for every core that the process may use; call it before the first kernel.
-
-    TVM takes half of them, as it takes cores of virtual machines for pairs of hyper-threads.
-    """
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("TVM_NUM_THREADS", str(cores))
-    return cores
-
-
 def pin_threads() -> None:
     """Keep the calling thread on the first core and the others, in order, on the rest.
 

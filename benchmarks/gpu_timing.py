@@ -16,9 +16,10 @@ from typing import Any
 import torch
 import tvm_ffi
 
+from relax_fusion.timing import FLUSH_BYTES
+
 DEVICE = "cuda"
 WARMUP = 3
-L2_FLUSH_BYTES = 256 << 20
 COPY_ELEMENTS = 1 << 30
 
 SAMPLES = ((1.0, 60), (5.0, 24), (float("inf"), 8))
@@ -113,7 +114,7 @@ class Sampler:
     """Times calls in turn, each with a cold L2 cache; holds what is read to flush it."""
 
     def __init__(self) -> None:
-        self._flush = torch.zeros(L2_FLUSH_BYTES // 4, device=DEVICE, dtype=torch.float32)
+        self._flush = torch.zeros(FLUSH_BYTES // 4, device=DEVICE, dtype=torch.float32)
 
     def _events(self, launch: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

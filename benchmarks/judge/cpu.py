@@ -22,7 +22,7 @@ import numpy as np
 import tvm
 from tvm.runtime import tensor
 
-from benchmarks.cpu_timing import pin_threads, use_all_cores
+from benchmarks.cpu_timing import pin_threads
 from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry
 from benchmarks.suite import Suite, done
@@ -32,6 +32,7 @@ from relax_fusion.estimator import candidates, predict
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, host_target
+from relax_fusion.models.threads import use_all_cores
 from relax_fusion.timing import in_turn
 from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
 

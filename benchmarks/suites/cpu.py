@@ -25,7 +25,7 @@ from tvm import ir, relax
 from tvm.s_tir import dlight as dl
 
 from benchmarks.building import LOWERING
-from benchmarks.cpu_timing import peak_gflops, pin_threads, read_gbytes_per_s, use_all_cores
+from benchmarks.cpu_timing import peak_gflops, pin_threads, read_gbytes_per_s
 from benchmarks.gpu_timing import allowed_error, error_of
 from benchmarks.report import Entry, Verdict
 from benchmarks.suite import Suite
@@ -35,7 +35,8 @@ from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.targets import floor_us
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
-from relax_fusion.timing import in_turn, seconds
+from relax_fusion.models.threads import thread_count, use_all_cores
+from relax_fusion.timing import in_turn, timed
 
 TVM_GOALS, TORCH_GOAL = {1: 3.0, 128: 50.0, 512: 50.0}, 0.6
 """Least ratios: against both pipelines of TVM by rows, and against torch in float32."""
@@ -83,7 +84,8 @@ class Cpu(Suite):
         add("--rounds", type=int, default=6)
 
     def begin(self) -> None:
-        self.cores = self.session.facts["cores_used"] = use_all_cores()
+        use_all_cores()
+        self.cores = self.session.facts["cores_used"] = thread_count()
         torch.set_num_threads(self.cores)
         torch.ones(256, 512) @ torch.ones(512, 256)  # starts torch's threads, before they are put
         self.key_of_compiled: Any = None
@@ -218,7 +220,7 @@ def machine(mod: ir.IRModule, target: Any, passes: Any) -> relax.VirtualMachine:
 
 
 def torch_timer(call: Callable[[], Any]) -> Callable[[int], list[float]]:
-    return lambda repeats: [seconds(call) for _ in range(repeats)]
+    return lambda repeats: [timed(call)[1] for _ in range(repeats)]
 
 
 def vm_timer(
@@ -228,7 +230,7 @@ def vm_timer(
 
     def run(repeats: int) -> list[float]:
         if repeats == 1:  # the first round: no warm-up run, which would double a slow one
-            return [seconds(lambda: vm[function](*args))]
+            return [timed(lambda: vm[function](*args))[1]]
         return list(timer(*args).results)
 
     return run

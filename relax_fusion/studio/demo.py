@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
+from statistics import median
 from typing import Any
 
 from tvm import relax
@@ -24,18 +25,28 @@ from ..models.threads import use_all_cores
 from ..models.zoo import CONFIGS
 from ..report import Report
 from ..report.tables import table
-from .measure import Plan, Run, compare, measure, timed
+from ..timing import timed
+from .measure import Session, compare, decoded, tokens
 
 PROMPT = 16
 """The tokens of a prompt, of which torch and ours are timed."""
 
-OURS = Plan(PROMPT, decode_steps=8, prefill_runs=5)
-THEIRS = Plan(1, decode_steps=1, prefill_runs=1, warm=False)
-"""TVM's default pipeline needs about a second for each token on two cores: it runs one, and one
-after it, which need neither repetition nor warming up.  Ours runs them too, to be compared."""
+TURNS, STEPS = 5, 8
+"""Ours and torch feed a prompt so often, and so many tokens after each.  TVM's default pipeline
+needs about a second for each token on two cores: it runs one, and one after it, once.  Ours runs
+them too, to be compared."""
 
 WIDTH = 100
 """The columns of the printed text."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Median seconds of a prompt and of a token after it, and those that compiling took."""
+
+    prefill: float
+    decode: float
+    compile_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,22 +126,31 @@ def _compare(name: str, config: Config, console: Console) -> Comparison:
     console.step(f"{name}: making {count / 1e6:.0f} M random weights")
     weights = random_weights(exported)
     console.step(f"{name}: compiling with TVM's default pipeline")
-    vocabulary = config.vocab_size
+    two = tokens(2, config.vocab_size)[None]
     executable, compile_s = timed(lambda: build_default(exported, target))
     console.step(f"{name}: running two tokens with it, by naive loops")
-    theirs = measure(Generator(executable, exported, weights), vocabulary, THEIRS)
-    prefill = (PROMPT * theirs.prefill,)
-    default = replace(theirs, prefill_s=prefill, compile_s=compile_s)
+    turn, theirs = decoded(Generator(executable, exported, weights), two, 1)
+    default = Run(PROMPT * turn["prefill"][0], turn["decode"][0], compile_s)
     console.step(f"{name}: compiling with relax_fusion")
     report = Report()
     executable, compile_s = timed(lambda: build(exported, target, report=report))
     console.step(f"{name}: running it")
     ours = Generator(executable, exported, weights)
-    worst, tolerance = compare(theirs.logits, measure(ours, vocabulary, THEIRS).logits, exported)
-    fused = replace(measure(ours, vocabulary, OURS), compile_s=compile_s)
+    worst, tolerance = compare(theirs, decoded(ours, two, 1)[1], exported)
+    fused = replace(_run(ours, config.vocab_size), compile_s=compile_s)
     torch = _in_torch(name, exported, weights, console) if config == zoo_config(name) else None
     operators = _operators(exported.mod["decode"])
     return Comparison(name, report, default, fused, worst, tolerance, torch, operators)
+
+
+def _run(session: Session, vocabulary: int) -> Run:
+    """Time a prompt and tokens after it; a token in front wakes the threads."""
+    ids = tokens(PROMPT + STEPS, vocabulary)[None]
+    session.reset()
+    session.decode(ids[:, 0])
+    turns = [decoded(session, ids, PROMPT)[0] for _ in range(TURNS)]
+    prefill, decode = ([s for turn in turns for s in turn[step]] for step in ("prefill", "decode"))
+    return Run(median(prefill), median(decode))
 
 
 def _in_torch(
@@ -144,7 +164,7 @@ def _in_torch(
         from .bench.torch_peers import eager_decoder
 
         session = eager_decoder(CONFIGS[name], exported, weights)
-        return measure(session, exported.config.vocab_size, OURS)
+        return _run(session, exported.config.vocab_size)
     except Exception as err:  # of another library, which the demo does without
         console.warn(f"torch does not run {name}: {first_line(err)}")
         return None

@@ -1,11 +1,8 @@
-"""Running a compiled decoder for its times and its logits, and comparing two such runs."""
+"""Feeding a decoder for its times and its logits, and comparing two such runs."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,56 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ..models import ExportedModel
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long to run: prompt tokens, steps after them, and how often the prompt is repeated.
-
-    ``warm`` runs one token first: the first call starts the threads and touches the weights.
-    """
-
-    prompt: int
-    decode_steps: int
-    prefill_runs: int
-    warm: bool = True
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one compiled model did.
-
-    Parameters
-    ----------
-    logits : tuple of numpy.ndarray
-        After the prompt and after each step.
-    prefill_s, decode_s : tuple of float
-        Seconds of each prompt and of each step.
-    compile_s : float
-        Seconds that compiling took.
-    """
-
-    logits: tuple[np.ndarray, ...]
-    prefill_s: tuple[float, ...]
-    decode_s: tuple[float, ...]
-    compile_s: float = 0.0
-
-    @property
-    def prefill(self) -> float:
-        """Median seconds of the prompt."""
-        return statistics.median(self.prefill_s)
-
-    @property
-    def decode(self) -> float:
-        """Median seconds of a step."""
-        return statistics.median(self.decode_s)
-
-
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a call returns, and how many seconds it took."""
-    start = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - start
+from ..timing import timed
 
 
 def tokens(count: int, vocab_size: int) -> np.ndarray:
@@ -83,26 +31,40 @@ class Session(Protocol):
         """Append a token to each sequence; its logits."""
 
 
-def measure(generator: Session, vocab_size: int, plan: Plan) -> Run:
-    """Run a prompt and some steps, feeding fixed tokens so that two runs can be compared."""
-    ids = tokens(plan.prompt + plan.decode_steps, vocab_size)
-    if plan.warm:
-        generator.decode(ids[:1])
-    logits, prefill_s, decode_s = [], [], []
-    for _ in range(plan.prefill_runs):
-        generator.reset()
-        last, taken = timed(lambda: generator.prefill(ids[None, : plan.prompt]))
-        prefill_s.append(taken)
-    logits.append(last)
-    for token in ids[plan.prompt :, None]:
-        step, taken = timed(partial(generator.decode, token))
-        logits.append(step)
-        decode_s.append(taken)
-    return Run(tuple(logits), tuple(prefill_s), tuple(decode_s))
+Turn = Mapping[str, Sequence[float]]
+"""Seconds by step: of the prompt and of each token after it, or of each call."""
+
+
+def decoded(session: Session, ids: np.ndarray, prompt: int) -> tuple[Turn, list[np.ndarray]]:
+    """Feed a prompt and some tokens, each timed until its logits are on the host.
+
+    Parameters
+    ----------
+    session : Session
+        Its context is forgotten before.
+    ids : numpy.ndarray
+        Tokens ``[batch, count]``, which are given, so that runs can be compared.
+    prompt : int
+        How many of them are the prompt.
+
+    Returns
+    -------
+    tuple
+        Seconds of the prompt ("prefill") and of each token after it ("decode"), and the logits
+        after the prompt and after the last token.
+    """
+    session.reset()
+    logits, prefill = timed(lambda: session.prefill(ids[:, :prompt]))
+    results, decode = [logits], []
+    for column in ids.T[prompt:]:
+        logits, taken = timed(partial(session.decode, column))
+        decode.append(taken)
+        results[1:] = [logits]
+    return {"prefill": [prefill], "decode": decode}, results
 
 
 MOST_EXPLAINED = 0.5
-"""Part of the largest logit that rounding may explain."""
+"""Rounding may explain a difference of this part of the largest logit."""
 
 
 def compare(

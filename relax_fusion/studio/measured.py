@@ -1,67 +1,129 @@
-"""What `bench` measured, as a section of a page, and how it stands beside what was predicted."""
+"""What `bench` measured, as tables and sentences, which its text and a page show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import fsum
 from typing import Any
 
 from ..estimator import format_seconds
-from .html import Html, fold, link, rows_of, tag
+from ..report import Table
+from .html import link
 
 MISS = 0.2
-"""A measured time is marked where it differs from the predicted one by more than this part."""
+"""A measured time is a miss where it differs from the predicted one by more than this part."""
+
+_TITLES = {"prefill": "time to first token", "decode": "each token after it"}
+_INTERRUPTED = "INTERRUPTED: these are the times until then."
 
 
-def measured_parts(record: Mapping[str, Any], links: Mapping[str, str]) -> list[Html]:
-    """Return who took how long, and the kernels beside what was predicted of them."""
+def measured_parts(
+    record: Mapping[str, Any], links: Mapping[str, str] | None = None
+) -> list[Table | str]:
+    """Return what was measured so far.
+
+    Parameters
+    ----------
+    record : mapping
+        What ``bench --json`` writes.
+    links : mapping of str to str, optional
+        Places of a page where kernels are told of.
+    """
     machine, contenders = record["machine"], record["contenders"]
-    sizes = ", ".join(f"{name} {size}" for name, size in record["sizes"].items())
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
-    parts = [tag("p", f"{machine.get('gpu', machine['cpu'])}; {sizes}; {versions}.")]
-    if record["is_interrupted"]:
-        parts.append(tag("p", "Interrupted: these are the times until then.", class_="bad"))
-    head = ("step", "who", "size", "p50", "p90", "p99", "times", "of relax_fusion", "results")
-    rows: list[tuple[str, ...]] = [head]
+    sizes = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in record["sizes"].items())
+    stored = record["quantization"] or record["dtype"]
+    batch = f", batch {record['batch']}" if record["batch"] else ""
+    where = machine.get("gpu", machine["cpu"])
+    heading = f"{record['source']}, {stored}{batch}, on {where}{': ' * bool(sizes)}{sizes}"
+    parts: list[Table | str] = [f"{heading}; load average before {machine['load_average']:.1f}"]
+    parts += [_INTERRUPTED] if record["is_interrupted"] else []
     steps = dict.fromkeys(step for each in contenders.values() for step in each["steps"])
-    for step in steps:
-        own = next(iter(contenders.values()))["steps"].get(step)
-        for who, each in contenders.items():
-            if (it := each["steps"].get(step)) is not None:
-                times = (format_seconds(it[f"p{percent}_s"]) for percent in (50, 90, 99))
-                ratio = f"{it['p50_s'] / own['p50_s']:.2f}x" if own and own["p50_s"] else ""
-                told = (str(it["count"]), ratio, _agreement(each["agreement"]))
-                rows.append((step, who, it["size"], *times, *told))
-    parts.append(rows_of(rows))
-    what = [(who, each["about"]) for who, each in contenders.items()]
-    what += [(who, f"not measured: {why}") for who, why in record["failed"].items()]
-    parts.append(rows_of([("who", "what runs"), *what]))
+    parts += [_step(step, contenders) for step in steps]
+    parts.append("\n".join([*map(_about, contenders, contenders.values()), *_failures(record)]))
+    first: Mapping[str, Any] = next(iter(contenders.values()), {"steps": {}})
     for step, kernels in record["kernels"].items():
-        rows = [("kernel", "size", "runs", "predicted", "measured", "measured/predicted")]
-        rows += [_kernel(each, links) for each in kernels]
-        parts.append(fold(f"Kernels of {step}", rows_of(rows)))
-    return [*parts, tag("p", f"Kernels are timed so: {record['kernels_are_timed']}.")]
+        called = first["steps"].get(step, {"p50_s": None})["p50_s"]
+        parts.append(_kernels(step, kernels, called, links or {}))
+    if record["kernels"]:
+        parts.append(f"Kernels are timed so: {record['kernels_are_timed']}.")
+    return parts
+
+
+def _step(step: str, contenders: Mapping[str, Any]) -> Table:
+    """Return the times of everybody in one step, ours first."""
+    head = (_TITLES.get(step, step), "threads", "size", "p50", "p90", "p99", "tokens/s", "times")
+    rows: list[tuple[str, ...]] = [(*head, "of relax_fusion")]
+    own = next(iter(contenders.values()))["steps"].get(step)
+    for who, each in contenders.items():
+        it = each["steps"].get(step)
+        if it is None or own is None:
+            continue
+        times = (format_seconds(it[f"p{percent}_s"]) for percent in (50, 90, 99))
+        rate = "" if it["tokens_per_s"] is None else f"{it['tokens_per_s']:,.1f}"
+        told = (str(each["threads"] or ""), it["size"], *times, rate, str(it["count"]))
+        rows.append((who, *told, f"{it['p50_s'] / own['p50_s']:.2f}x"))
+    return Table("", rows)
+
+
+def _about(who: str, each: Mapping[str, Any]) -> str:
+    """Return what exactly ran, and whether its results are ours."""
+    once = "" if each["is_warm"] else "; one turn, not warmed up"
+    return f"{who}: {each['about']}{once}{_agreement(each['agreement'])}"
+
+
+def _failures(record: Mapping[str, Any]) -> list[str]:
+    return [f"{who}: not measured: {why}" for who, why in record["failed"].items()]
 
 
 def _agreement(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["agrees"] is None:
+    if found is None:
         return ""
-    return "agree" if found["agrees"] else tag("span", "DISAGREE", class_="bad")
+    worst = found["largest_relative_difference"]
+    if worst is None:
+        return "; results have other shapes, and are not compared"
+    if found["tolerance"] is None:
+        return f"; results differ by {worst:.1e} of the largest"
+    verdict = "agree" if found["agrees"] else "DISAGREE"
+    return (
+        f"; results {verdict}: they differ by {found['largest_difference']:.1e}, which is "
+        f"{worst:.1e} of the largest; rounding can explain {found['tolerance']:.1e}"
+    )
 
 
-def _kernel(each: Mapping[str, Any], links: Mapping[str, str]) -> tuple[str, ...]:
-    name, predicted, taken = each["kernel"], each["predicted_s"], each["p50_s"]
-    shown = link(name, f"#{links[name]}") if name in links else name
-    told = "" if predicted is None else format_seconds(predicted)
-    least = each["resolution_s"]
-    times = beside(taken, predicted) if taken >= least else (f"< {format_seconds(least)}", "")
-    return (shown, each["size"], str(each["launches"]), told, *times)
+def _kernels(
+    step: str, kernels: list[Mapping[str, Any]], called: float | None, links: Mapping[str, str]
+) -> Table:
+    """Return kernels, and what a call of `called` seconds spends outside of them."""
+    rows: list[tuple[str, ...]] = [
+        ("kernel", "size", "runs", "measured", "in a call", "predicted", "measured/predicted")
+    ]
+    known = []
+    for each in kernels:
+        name, taken, least = each["kernel"], each["p50_s"], each["resolution_s"]
+        predicted, runs = each["predicted_s"], each["launches"]
+        shown = link(name, f"#{links[name]}") if name in links else name
+        cells = (shown, each["size"], str(runs))
+        told = "" if predicted is None else format_seconds(predicted)
+        if taken < least:
+            rows.append((*cells, f"< {format_seconds(least)}", "", told, ""))
+            continue
+        times = (format_seconds(taken), format_seconds(runs * taken), told)
+        rows.append((*cells, *times, ratio_text(taken, predicted)))
+        known += [(runs * taken, runs * predicted)] if predicted else []
+    total = fsum(each["launches"] * each["p50_s"] for each in kernels)
+    rows.append(("all", "", "", "", format_seconds(total), "", ""))
+    if called is not None and called > total:
+        rows.append(("outside kernels", "", "", "", format_seconds(called - total), "", ""))
+    if known:
+        both = [fsum(column) for column in zip(*known, strict=True)]
+        sums = (*map(format_seconds, both), f"{both[0] / both[1]:.2f}")
+        rows.append(("all with a prediction", "", "", "", *sums))
+    return Table(f"Kernels of {step}", rows)
 
 
-def beside(measured: float | None, predicted: float | None) -> tuple[str, str]:
-    """Return a measured time, and its ratio to the predicted one, marked where it is a miss."""
-    if measured is None or not predicted:
-        return "" if measured is None else format_seconds(measured), ""
-    ratio = f"{measured / predicted:.2f}"
-    is_miss = abs(measured / predicted - 1) > MISS
-    marked = tag("span", f"{ratio}, a miss", class_="bad") if is_miss else ratio
-    return format_seconds(measured), marked
+def ratio_text(measured: float | None, predicted: float | None) -> str:
+    """Return a measured time over the predicted one, and whether that is a miss."""
+    if not measured or not predicted:
+        return ""
+    ratio = measured / predicted
+    return f"{ratio:.2f}" + (", a miss" if abs(ratio - 1) > MISS else "")

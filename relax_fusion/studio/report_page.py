@@ -25,7 +25,7 @@ from ..report.tables import (
 )
 from ..report.text import graphs_text
 from .html import Content, Html, fold, joined, link, page, rows_of, tag, text_block, titled
-from .measured import beside, measured_parts
+from .measured import measured_parts, ratio_text
 from .remedies import remedy, remedy_of_leftover
 
 MOST_NODES = 80
@@ -62,7 +62,9 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     texts = {source.function for source in report.material.sources}
     sections: list[tuple[str, str, Content]] = [("overview", "Overview", _overview(report))]
     if measured is not None:
-        sections.append(("measured", "Measured", measured_parts(measured, links)))
+        parts = measured_parts(measured, links)
+        shown = [titled(it) if isinstance(it, Table) else text_block(it) for it in parts]
+        sections.append(("measured", "Measured", shown))
     chains = [_chain(report, first[k], links[k], n) for k, n in kernels.items()]
     sections += [
         ("chains", f"Chains ({len(kernels)})", chains or tag("p", "No chain was fused.")),
@@ -118,7 +120,7 @@ def _chain(report: Report, decision: Decision, name: str, count: int) -> Html:
 def _prediction(report: Report, decision: Decision, prediction: RangePrediction) -> tuple[str, ...]:
     """Return the row of one size."""
     fused, apart = prediction.fused.seconds, prediction.unfused.seconds
-    spec, work = report.material.spec, decision.workload
+    spec, work, measured = report.material.spec, decision.workload, prediction.measured_s
     floor = floor_s(work, spec, prediction.size) if work is not None and spec is not None else None
     return (
         size_text(prediction),
@@ -129,7 +131,8 @@ def _prediction(report: Report, decision: Decision, prediction: RangePrediction)
         seconds_text(floor),
         f"{100 * floor / fused:.0f} %" if floor is not None and fused else "",
         prediction.fused.bound,
-        *beside(prediction.measured_s, fused),
+        "" if measured is None else format_seconds(measured),
+        ratio_text(measured, fused),
     )
 
 

@@ -17,16 +17,12 @@ from tvm.target import Target
 
 from ..errors import TuningError
 from ..hardware.target import is_gpu
+from ..timing import FLUSH_BYTES
 from ..validation import shown
 from .compiling import FOREIGN_ERRORS, first_sentence
 
 Function = tuple[relax.VirtualMachine, str]
 """A function, by its name, of a loaded executable."""
-
-FLUSH_BYTES = 256 << 20
-"""Written in front of every sample on a GPU, so that weights come from memory as in a model whose
-layers take turns; more than any second-level cache holds.  Caches of a CPU are left as they are:
-that would take longer than most kernels."""
 
 WARM_UP_S = 0.2
 """How long a GPU works before the first sample at a size.  An idle one, as while inputs are drawn,
@@ -94,7 +90,7 @@ class MeasuringDevice:
         """Return the seconds of `count` calls of a function, after one more to warm up."""
         machine, name = function
         machine.module["save_function"](name, f"{name}_timed", 0, *arguments)
-        flush = FLUSH_BYTES if self.on_gpu else 0
+        flush = FLUSH_BYTES if self.on_gpu else 0  # a CPU's would take longer than most kernels
         timed = machine.module.time_evaluator(
             f"{name}_timed", self.device, number=1, repeat=count, cache_flush_bytes=flush
         )

@@ -16,14 +16,13 @@ import relax_fusion
 from benchmarks.__main__ import SUITES, main, plotted, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
-from benchmarks.suites import cpu, demo, imported, launch
+from benchmarks.suites import cpu, imported, launch
 from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
 from benchmarks.suites.matmul import cases
 from relax_fusion.launch.cache import KernelCache
 from relax_fusion.models import LlamaConfig
-from relax_fusion.studio.measure import Run
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 
 from ..support.quick import machine, quickly
@@ -50,7 +49,6 @@ OPTIONS = {
     "run launch": "target output",
     "run cpu": "models rows dtypes rounds",
     "run cpu_q4": "rows layers threads rounds contenders",
-    "run demo": "models prompts rounds",
     "run imported": "families rounds contenders",
     "run compile": "model target max-seq-len validate",
     "judge estimator": "sizes cases rows dtype target most from note",
@@ -193,23 +191,6 @@ def test_launch(run, monkeypatch) -> None:
     status, record = run("run launch")
     assert status == 0 and len(record["cases"]) == 4
     assert all(min(e["us"].values()) > 0 for e in record["cases"])
-
-
-def test_demo_and_its_goals(run, monkeypatch) -> None:
-    def measured(who, exported, weights, plan):
-        slow = 3.0 if who == "tvm" else 1.0
-        return Run((), (slow,) * plan.prefill_runs, (slow,) * plan.decode_steps)
-
-    monkeypatch.setattr(demo.models, "zoo_config", lambda _: MODEL)
-    monkeypatch.setattr(demo, "build", lambda *_: "ours")
-    monkeypatch.setattr(demo, "build_default", lambda *_: "tvm")
-    monkeypatch.setattr(demo, "measure", measured)
-    status, record = run("run demo --models a --prompts 4 --rounds 2")
-    (entry,) = record["cases"]
-    assert status == 1, "prefill is to be 10 times as fast"
-    assert entry["seconds"]["decode"] == {"tvm": [3.0] * 2, "ours": [1.0] * 10}
-    monkeypatch.setattr(demo, "GOALS", {"prefill": 3.0, "decode": 3.0})
-    assert run("run demo --models a --prompts 4 --rounds 1")[0] == 0
 
 
 class Patches(torch.nn.Module):

@@ -13,8 +13,8 @@ from relax_fusion.cli import build, main
 from relax_fusion.models import zoo
 from relax_fusion.report import Report
 from relax_fusion.report.coverage import Launches
-from relax_fusion.studio.demo import Comparison, _end, repeated
-from relax_fusion.studio.measure import Run, compare
+from relax_fusion.studio.demo import Comparison, Run, _end, repeated
+from relax_fusion.studio.measure import compare
 
 from ..cli.test_cli import quick_to_compile, short
 from ..support.quick import loaded, quick_host
@@ -48,8 +48,8 @@ def test_quick_demo_agrees(monkeypatch, capsys):
 
 
 def test_the_table_comes_first_and_says_what_was_not_run():
-    run = Run((), (2.0,), (1.0,))
-    fused = Run((), (0.5,), (0.25,))
+    run = Run(2.0, 1.0)
+    fused = Run(0.5, 0.25)
     report = Report()
     report.launches.append(Launches("decode", ("take", "qkv", "ffn", "qkv", "ffn", "head")))
     operators = ("take", *("norm", "matmul", "silu") * 2, "matmul")
@@ -87,5 +87,5 @@ def test_what_rounding_explains(dtype: str) -> None:
 
 @pytest.mark.parametrize("worst, agrees", [(1e-6, True), (1e-2, False), (float("nan"), False)])
 def test_demo_calls_a_difference_beyond_rounding_a_disagreement(worst, agrees):
-    run = Run((), (1.0,), (1.0,))
+    run = Run(1.0, 1.0)
     assert Comparison("x", Report(), run, run, worst, 1e-4).agrees is agrees

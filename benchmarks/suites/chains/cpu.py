@@ -21,7 +21,7 @@ import torch
 import tvm
 from tvm import relax
 
-from benchmarks.cpu_timing import peak_gflops, pin_threads, use_all_cores
+from benchmarks.cpu_timing import peak_gflops, pin_threads
 from benchmarks.gpu_timing import allowed_error, error_of
 from benchmarks.report import Entry
 from benchmarks.suite import done
@@ -29,6 +29,7 @@ from benchmarks.suites.chains.cases import NAMED, Adapter, Case, case_of, export
 from benchmarks.suites.chains.suite import PASSES, OfChains, gains
 from benchmarks.suites.cpu import vm_timer
 from relax_fusion import Report, host_target
+from relax_fusion.models.threads import thread_count, use_all_cores
 from relax_fusion.timing import in_turn
 
 WIDTH = 768
@@ -81,7 +82,8 @@ class CpuChains(OfChains):
         parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
 
     def begin(self) -> None:
-        facts, cores = self.session.facts, use_all_cores()
+        use_all_cores()
+        facts, cores = self.session.facts, thread_count()
         self.target = host_target()  # which counts the cores that this thread may use
         peak_gflops(cores)  # starts TVM's threads
         pin_threads()

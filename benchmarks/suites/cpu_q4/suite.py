@@ -29,7 +29,7 @@ from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4.model import Model, Widths
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
-from relax_fusion.timing import in_turn, seconds
+from relax_fusion.timing import in_turn, timed
 
 GOALS = {"float32": 1.5, **dict.fromkeys(("ort", "ort_int8", "openvino", "openvino_int8"), 0.9)}
 """Least ratios of their times to ours."""
@@ -112,7 +112,7 @@ class CpuQ4(Suite):
 
         def turn(call: graphs.Timed, _: int) -> list[float]:
             time.sleep(PAUSE_S)
-            return [seconds(lambda: call(x)) for _ in range(CALLS)]
+            return [timed(lambda: call(x))[1] for _ in range(CALLS)]
 
         found = in_turn({who: partial(turn, c) for who, c in self.calls.items()}, self.args.rounds)
         exact = self.model.exact(x)

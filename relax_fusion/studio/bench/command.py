@@ -28,13 +28,13 @@ from ...models.threads import thread_count, use_all_cores
 from ...timing import in_turn
 from ...validation import json_text
 from ..compilation import check_unasked, is_compiled
+from ..measure import Turn
 from ..report_page import report_html
 from .contenders import (
     OURS,
     TORCH,
     TVM,
     Contender,
-    Turn,
     installed,
     ours,
     tvm_default,

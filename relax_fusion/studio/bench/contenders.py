@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -15,7 +14,8 @@ from ...cli.console import CliError
 from ...hardware.target import make_target
 from ...models import Generator
 from ...models.threads import use_threads
-from ..measure import Session, timed
+from ...timing import timed
+from ..measure import Session, Turn, decoded
 from .subject import Call, Subject, loaded
 
 OURS = "relax_fusion"
@@ -23,10 +23,6 @@ TVM, TORCH, COMPILED, GRAPHS = PEERS
 
 CALLS, LONGEST = 10, 1.0
 """Calls in a turn: so many, or until so many seconds are over."""
-
-Turn = Mapping[str, Sequence[float]]
-"""Seconds by step: of the prompt and of each token after it, or of each call."""
-
 
 class Callable_(Protocol):
     """A model that is called with arrays."""
@@ -90,21 +86,13 @@ Run = Callable[[Any], tuple[Turn, list[np.ndarray]]]
 
 
 def _decoding(subject: Subject) -> Run:
-    """Return what feeds a prompt and some tokens, each timed until its logits are on the host."""
-    ids, prompt, batch = subject.ids(), subject.sizes["prompt"], subject.batch
+    """Return what feeds a prompt and some tokens."""
+    ids = np.tile(subject.ids(), (subject.batch, 1))
 
     def run(session: Session) -> tuple[Turn, list[np.ndarray]]:
         session.reset()
-        session.decode(np.full(batch, ids[0], "int32"))  # wakes threads that slept meanwhile
-        session.reset()
-        rows = np.tile(ids[:prompt], (batch, 1))
-        logits, prefill = timed(lambda: session.prefill(rows))
-        results, decode = [logits], []
-        for token in ids[prompt:]:
-            logits, taken = timed(partial(session.decode, np.full(batch, token, "int32")))
-            decode.append(taken)
-            results[1:] = [logits]
-        return {"prefill": [prefill], "decode": decode}, results
+        session.decode(ids[:, 0])  # wakes threads that slept meanwhile
+        return decoded(session, ids, subject.sizes["prompt"])
 
     return run
 

@@ -14,7 +14,6 @@ from ...report.costs import planned
 from ...report.sizes import sizes_text
 from ...timing import KernelTime, kernel_times
 from ...transforms.cuda_graph import RUN_OR_CAPTURE
-from ..measured import MISS
 from ..workload_tables import product_text
 from .contenders import Contender
 from .subject import Subject
@@ -48,18 +47,6 @@ class Measured:
     plan: str = ""
     size: str = ""
 
-    @property
-    def ratio(self) -> float | None:
-        """The measured time over the predicted one, where there is one of either."""
-        if not self.predicted_s or not self.time.is_resolved:
-            return None
-        return self.time.times.median / self.predicted_s
-
-    @property
-    def is_miss(self) -> bool:
-        """Whether they differ so much that the pages mark it."""
-        return self.ratio is not None and abs(self.ratio - 1) > MISS
-
     def to_record(self) -> dict[str, Any]:
         """Return what JSON holds of it."""
         return {
@@ -71,7 +58,6 @@ class Measured:
             "plan": self.plan,
             "size": self.size,
             "resolution_s": self.time.resolution,
-            "is_miss": self.is_miss,
         }
 
 

@@ -1,4 +1,4 @@
-"""What was measured so far: for people, and as JSON."""
+"""What was measured so far."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import platform
 import subprocess
 import threading
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...estimator import format_seconds
-from ...report.tables import table
-from ...timing import PERCENTILES, KernelTime, Times, how
-from ..measure import compare
-from .contenders import OURS, Contender, Turn
+from ...timing import Times, how
+from ..measure import Turn, compare
+from ..measured import measured_parts
+from .contenders import OURS, Contender
 from .kernels import Measured
 from .subject import Subject
 
@@ -106,8 +106,6 @@ class Results:
         found = [self.agreement(who) for who in self.contenders]
         return all(each is None or each["agrees"] is not False for each in found)
 
-    # --- as JSON ---------------------------------------------------------------------------
-
     def to_record(self) -> dict[str, Any]:
         """Return all of it as what JSON has; times are in seconds."""
         manifest, device = self.subject.manifest, self.subject.device
@@ -115,7 +113,7 @@ class Results:
             "format": FORMAT,
             "is_interrupted": self.is_interrupted,
             "versions": {"python": platform.python_version(), **_versions()},
-            "machine": {**self._machine(), **_gpu(device)},
+            "machine": {**_machine(device), "load_average": self.load},
             "source": manifest.source,
             "target": manifest.target,
             "dtype": manifest.dtype,
@@ -131,10 +129,6 @@ class Results:
                 step: [each.to_record() for each in found] for step, found in self.kernels.items()
             },
         }
-
-    def _machine(self) -> dict[str, Any]:
-        processors = len(os.sched_getaffinity(0))
-        return {"cpu": _cpu(), "processors": processors, "load_average": self.load}
 
     def _of(self, who: str) -> dict[str, Any]:
         contender, steps = self.contenders[who], {}
@@ -153,112 +147,13 @@ class Results:
             "agreement": self.agreement(who),
         }
 
-    # --- for people ------------------------------------------------------------------------
-
     def news(self) -> str:
-        """Return tables of the times, and who was measured, that were not returned before."""
-        new = [text for text in self._texts() if text and text not in self.shown]
+        """Return the text of what was measured that was not returned before."""
+        parts = measured_parts(self.to_record())
+        texts = [part if isinstance(part, str) else part.text() for part in parts]
+        new = [text for text in texts if text and text not in self.shown]
         self.shown.update(new)
         return "\n\n".join(new)
-
-    def _texts(self) -> list[str]:
-        subject = self.subject
-        sizes = ", ".join(f"{n.replace('_', ' ')} {size}" for n, size in subject.sizes.items())
-        stored = subject.manifest.quantization or subject.manifest.dtype
-        where = _gpu(subject.device).get("gpu") or _cpu()
-        what = [subject.manifest.source, stored, *([f"batch {subject.batch}"] * subject.is_decoder)]
-        load = f"; load average before {self.load:.1f}"
-        parts = [f"{', '.join(what)}, on {where}{': ' * bool(sizes)}{sizes}{load}"]
-        if self.is_interrupted:
-            parts.append("INTERRUPTED: these are the times until then.")
-        parts += [self._step_text(step) for step in self.steps if self.times(OURS, step)]
-        parts.append(self._peers_text())
-        for step, kernels in self.kernels.items():
-            called = self.times(OURS, step)
-            rows = _kernels_table(kernels, None if called is None else called.median)
-            parts.append(f"kernels of {step}\n\n{rows}")
-        if self.kernels:
-            parts.append(f"Kernels are timed so: {how(subject.device)}.")
-        return parts
-
-    def _step_text(self, step: str) -> str:
-        title = {"prefill": "time to first token", "decode": "each token after it"}.get(step, step)
-        percentiles = [f"p{percent}" for percent in PERCENTILES]
-        rate = ("tokens/s",) if self.subject.is_decoder else ()
-        threads = ("threads",) if self.contenders[OURS].threads else ()
-        rows = [(title, *threads, "size", *percentiles, *rate, "times", "of relax_fusion")]
-        own = self.times(OURS, step)
-        for who in self.contenders:
-            times = self.times(who, step)
-            if times is None or own is None:
-                continue
-            tokens = self.tokens_per_s(who, step)
-            rows.append(
-                (
-                    who,
-                    *(str(self.contenders[who].threads) for _ in threads),
-                    self.subject.size(step),
-                    *(format_seconds(times.percentile(p)) for p in PERCENTILES),
-                    *([f"{tokens:,.1f}"] if tokens is not None else []),
-                    str(len(times.seconds)),
-                    f"{times.median / own.median:.2f}x",
-                )
-            )
-        return table(rows)
-
-    def _peers_text(self) -> str:
-        lines = []
-        for who, contender in self.contenders.items():
-            once = "; one turn, not warmed up" if len(self.turns.get(who, ())) == 1 else ""
-            lines.append(f"{who}: {contender.about}{once}{_agreement_text(self.agreement(who))}")
-        lines += [f"{who}: not measured: {why}" for who, why in self.failed.items()]
-        return "\n".join(lines)
-
-
-def _kernels_table(kernels: list[Measured], called: float | None) -> str:
-    """Lay out kernels, and what a call of `called` seconds spends outside of them."""
-    rows: list[tuple[str, ...]] = [
-        ("kernel", "size", "runs", "measured", "in a call", "predicted", "measured/predicted")
-    ]
-    for each in kernels:
-        predicted = "" if each.predicted_s is None else format_seconds(each.predicted_s)
-        ratio = "" if each.ratio is None else f"{each.ratio:.2f}{' *' if each.is_miss else ''}"
-        times = _time_texts(each.time)
-        rows.append((each.time.name, each.size, str(each.time.count), *times, predicted, ratio))
-    total = sum(each.time.seconds for each in kernels)
-    rows.append(("all", "", "", "", format_seconds(total), "", ""))
-    if called is not None and called > total:
-        rows.append(("outside kernels", "", "", "", format_seconds(called - total), "", ""))
-    known = [(e.time, e.predicted_s) for e in kernels if e.ratio is not None]
-    if known:
-        measured = sum(time.seconds for time, _ in known)
-        priced = sum(time.count * (seconds or 0.0) for time, seconds in known)
-        ratio = f"{measured / priced:.2f}"
-        sums = (format_seconds(measured), format_seconds(priced), ratio)
-        rows.append(("all with a prediction", "", "", "", *sums))
-    return table(rows)
-
-
-def _time_texts(time: KernelTime) -> tuple[str, str]:
-    """Return the time of one run, and of all in a call."""
-    if not time.is_resolved:
-        return f"< {format_seconds(time.resolution)}", ""
-    return format_seconds(time.times.median), format_seconds(time.seconds)
-
-
-def _agreement_text(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    worst = found["largest_relative_difference"]
-    if worst is None:
-        return "; results have other shapes, and are not compared"
-    if found["tolerance"] is None:
-        return f"; results differ by {worst:.1e} of the largest"
-    verdict = "agree" if found["agrees"] else "DISAGREE"
-    return (
-        f"; results {verdict}: they differ by {found['largest_difference']:.1e}, which is "
-        f"{worst:.1e} of the largest; rounding can explain {found['tolerance']:.1e}"
-    )
 
 
 def _difference(one: np.ndarray, two: np.ndarray) -> float:
@@ -266,6 +161,7 @@ def _difference(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.abs(wide - two).max() / max(np.abs(wide).max(), 1e-30)) if one.size else 0.0
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {}
     for name in ("relax-fusion", "apache-tvm", "triton", "numpy", "torch", "transformers"):
@@ -274,6 +170,13 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _machine(device: Any) -> dict[str, Any]:
+    """Return what the system calls the processor, and the driver the GPU."""
+    processors = len(os.sched_getaffinity(0))
+    return {"cpu": _cpu(), "processors": processors, **_gpu(device)}
 
 
 def _cpu() -> str:

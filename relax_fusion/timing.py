@@ -1,17 +1,26 @@
-"""Times of single kernels in a call, by the instrument of TVM's virtual machine."""
+"""Timing by the host's clock: calls, contenders in turn, percentiles, and kernel by kernel."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tvm
 
-from ..transforms.cuda_graph import RUN_OR_CAPTURE
-from .times import Times
+from .transforms.cuda_graph import RUN_OR_CAPTURE
+
+FLUSH_BYTES = 256 << 20
+"""So many bytes are written or read in front of a sample on a GPU, so that weights come from memory
+as in a model whose layers take turns: more than any second-level cache holds."""
+
+PERCENTILES = (50, 90, 99)
+"""Times are told by these percentiles."""
+
+WARMUP = 5
+"""`host_and_device` makes so many calls first, which it does not time."""
 
 BUSY_BYTES = 128 << 20
 """Copied in front of each kernel on a GPU: it keeps the device busy while the host launches."""
@@ -26,6 +35,96 @@ HOW_GPU = (
 _BUILTIN = "vm.builtin."
 _EMPTY = 40
 """How often a copy alone is done; the second half of them is timed."""
+
+Who = TypeVar("Who", bound=Hashable)
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one thing that was done several times.
+
+    Parameters
+    ----------
+    seconds : tuple of float
+        In the order in which they were measured; at least one.
+    """
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Half of them are not longer."""
+        return self.percentile(50)
+
+    def percentile(self, percent: float) -> float:
+        """Return the time that so many percent of them do not exceed."""
+        return float(np.percentile(self.seconds, percent))
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what JSON holds of it."""
+        return {
+            "count": len(self.seconds),
+            "min_s": min(self.seconds),
+            **{f"p{percent}_s": self.percentile(percent) for percent in PERCENTILES},
+            "seconds": list(self.seconds),
+        }
+
+
+def timed(call: Callable[[], Found]) -> tuple[Found, float]:
+    """Return what a call returns, and how many seconds it took."""
+    began = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - began
+
+
+def host_and_device(
+    call: Callable[[], Any], sync: Callable[[], Any], calls: int, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of a call until the host may go on, and until the device is done."""
+    for _ in range(WARMUP):
+        call()
+    host, device = [], []
+    for _ in range(repeats):
+        sync()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        host.append((time.perf_counter() - began) / calls)
+        sync()
+        device.append((time.perf_counter() - began) / calls)
+    return host, device
+
+
+def in_turn(
+    timers: Mapping[Who, Callable[[int], list[Found]]],
+    rounds: int,
+    again: Callable[[Who, Mapping[Who, list[Found]]], bool] = lambda *_: True,
+    found: dict[Who, list[Found]] | None = None,
+) -> dict[Who, list[Found]]:
+    """Return the times of all contenders, who take turns.
+
+    Whatever else runs on the machine slows down a stretch of time, which is then one round of many
+    contenders and not every run of one.
+
+    Parameters
+    ----------
+    timers : mapping to callable
+        Times a contender, in a round of this number.
+    rounds : int
+        How often each has its turn.
+    again : callable
+        Tells whether a contender is timed once more, by the times so far.
+    found : dict, optional
+        Gets the times, turn by turn, so that those of an interrupted run are not lost.
+    """
+    found = {} if found is None else found
+    found |= {who: [] for who in timers}
+    for number in range(rounds):
+        for who, timer in timers.items():
+            if not found[who] or again(who, found):
+                found[who] += timer(number)
+    return found
 
 
 class Instrumented(Protocol):
@@ -55,11 +154,6 @@ class KernelTime:
     count: int
     times: Times
     resolution: float = 0.0
-
-    @property
-    def is_resolved(self) -> bool:
-        """Whether the kernel takes long enough to be timed."""
-        return self.times.median >= self.resolution
 
     @property
     def seconds(self) -> float:
