@@ -203,20 +203,24 @@ def test_a_benchmark_is_a_section_of_the_page() -> None:
     report = report_for("h200")
     kernel = report.fused[0].kernel
 
-    def steps(seconds: float) -> dict[str, object]:
-        percentiles = dict.fromkeys(("p50_s", "p90_s", "p99_s"), seconds)
-        return {"decode": {"size": "1 row", "count": 5, **percentiles}}
+    def who(seconds: float, agreement: dict[str, object] | None) -> dict[str, object]:
+        times = dict.fromkeys(("p50_s", "p90_s", "p99_s"), seconds)
+        step = {"size": "1 row", "count": 5, "tokens_per_s": 8.0, **times}
+        told = {"about": NASTY, "threads": 2, "is_warm": False, "agreement": agreement}
+        return {**told, "steps": {"decode": step}}
 
-    def who(seconds: float, agrees: bool | None) -> dict[str, object]:
-        return {"about": NASTY, "agreement": {"agrees": agrees}, "steps": steps(seconds)}
-
+    differ = {"largest_relative_difference": 0.25, "largest_difference": 1e-3}
+    differ |= {"tolerance": 1e-4, "agrees": False}
     times = {"size": "1 row", "launches": 4, "predicted_s": 1e-5, "resolution_s": 2e-6}
     record = {
-        "machine": {"cpu": "a processor"},
+        "machine": {"cpu": "a processor", "load_average": 1.5},
+        "source": "tiny",
+        "dtype": "float16",
+        "quantization": None,
+        "batch": 2,
         "sizes": {"prompt": 512},
-        "versions": {"torch": "2"},
         "is_interrupted": True,
-        "contenders": {"relax_fusion": who(1e-3, None), "torch": who(2e-3, False)},
+        "contenders": {"relax_fusion": who(1e-3, None), "torch": who(2e-3, differ)},
         "failed": {"tvm": "no compiler"},
         "kernels": {
             "decode": [
@@ -229,7 +233,7 @@ def test_a_benchmark_is_a_section_of_the_page() -> None:
     html = report_html(report, record)
     checked(html)
     text = text_of(html)
-    for words in ("Interrupted", "2.00x", "DISAGREE", "not measured: no compiler", "3.00, a miss"):
+    for words in ("INTERRUPTED", "2.00x", "DISAGREE", "not measured: no compiler", "3.00, a miss"):
         assert words in text
     assert "< 2 us" in text and re.search(rf'<a href="#k\d+">{kernel}</a>', html)
 

@@ -24,6 +24,7 @@ TVM, TORCH, COMPILED, GRAPHS = PEERS
 CALLS, LONGEST = 10, 1.0
 """Calls in a turn: so many, or until so many seconds are over."""
 
+
 class Callable_(Protocol):
     """A model that is called with arrays."""
 

@@ -21,7 +21,7 @@ from .contenders import OURS, Contender
 from .kernels import Measured
 from .subject import Subject
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a reader of the JSON has to change."""
 
 
