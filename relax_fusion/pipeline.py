@@ -62,7 +62,6 @@ from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.norms import LegalizeNorms
-from .transforms.record_launches import RecordLaunches
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.views import FoldReshapes, ReturnReshapedViews
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
@@ -223,7 +222,6 @@ def count_launches(options: PipelineOptions) -> list[Pass]:
     """Return the passes that make views of reshapes, and record which kernels are left to run."""
     passes: list[Pass] = [ReturnReshapedViews(), RewriteReshapes()]
     if options.report is not None:
-        passes.append(RecordLaunches(options.report.launches, options.variable_bounds))
         passes.append(RecordGraph(options.report.material.after, options.variable_bounds))
     return passes
 

@@ -96,7 +96,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "WidenIndices": WidenIndices(),
 }
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
-OTHERS += ("EmbedTritonKernels", "RecordLaunches", "ReportLeftovers", "CompileCUDAKernels")
+OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
 OTHERS += ("RecordTritonSources", "TakePositionsOfBatch", "NumberFirstExperts")

@@ -24,7 +24,7 @@ from benchmarks import building
 from benchmarks.exporting import as_relax
 from benchmarks.report import Entry, Verdict
 from benchmarks.suite import Suite
-from benchmarks.torch_compile import compiled
+from relax_fusion.studio.bench.torch_peers import TUNED, under_compile
 
 SIZES = {  # layers, hidden, heads, between the matmuls of an MLP
     "bert-mini": (4, 256, 4, 1024),
@@ -143,7 +143,7 @@ class Encoders(Suite):
             if name == "torch":
                 return lambda: model(tokens)
             if name == "compile":
-                return compiled(lambda: model(tokens))
+                return under_compile(lambda: model(tokens), TUNED, dynamic=False)
             built, weights = build(item)
             kernels.extend(sorted({d.pattern for d in built.report.decisions if d.fused}))
             return built.call("main", [tokens, *(w.to(timing.DEVICE) for w in weights)])

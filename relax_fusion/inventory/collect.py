@@ -15,13 +15,13 @@ from ..report.decision import Decision
 from ..report.item import Item
 from ..report.sizes import Extent
 from ..transforms.modules import functions_of
-from ..transforms.record_launches import KERNELS, OUTSIDE
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
 from .callers import seen_from_caller, sizes_in_call
 from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
 from .operators import COUNTED, arrays_of, extent, operator_item, tensors_of
+from .record_graph import KERNELS, OUTSIDE
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecordWork")

@@ -1,9 +1,9 @@
-"""RecordGraph and RecordSources: what a function computes, and its kernels' text, for a report."""
+"""RecordGraph and RecordSources: what a function runs, and its kernels' text, for a report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -11,20 +11,18 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..estimator.tile_plan import PLAN_ATTR
-from ..matching.expressions import substitute
+from ..matching.expressions import found_in, loads_of, substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node, Source, Text
 from ..transforms.modules import functions_of
-from ..transforms.record_launches import (
-    KERNELS,
-    OUTSIDE,
-    SYMBOLIC_SIZE,
-    limits_of,
-    sizes_of_symbols,
-    width_of,
-)
-from ..tvm_ir import Analyzer
+from ..tvm_ir import Analyzer, TensorLoad
 from .operators import COUNTED, operator_item
+
+KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
+OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")
+
+SYMBOLIC_SIZE = 64
+"""Bytes are counted for this value of a symbolic size, if its bounds allow it."""
 
 PARTIAL = ("take", "strided_slice", "slice", "dynamic_strided_slice", "gather_nd")
 """Operators that read of their operands only as much as they write."""
@@ -36,6 +34,8 @@ Sizes = Mapping[tirx.Var, int]
 @dataclass(frozen=True)
 class RecordGraph:
     """Record the bindings of every Relax function; the module stays as it is.
+
+    Behind `RewriteReshapes`, which tells views from copies, they are what the functions launch.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class RecordGraph:
                 continue
             sizes = sizes_of_symbols(func, self.bounds)
             symbols = tuple((var.name, value) for var, value in sizes.items())
-            nodes = tuple(_nodes(func, sizes))
+            nodes = tuple(_nodes(mod, func, sizes))
             limits = tuple(limits_of(func, self.bounds).items())
             self.graphs.append(FunctionGraph(gvar.name_hint, nodes, symbols, limits))
         return mod
@@ -90,7 +90,7 @@ def _script(name: str, func: tirx.PrimFunc) -> list[Text]:
     return [Text(name, "TVMScript", func.script(show_meta=False))]
 
 
-def _nodes(func: relax.Function, sizes: Sizes) -> Iterator[Node]:
+def _nodes(mod: ir.IRModule, func: relax.Function, sizes: Sizes) -> Iterator[Node]:
     """Yield a record for each binding that computes; names of others stand for what they are."""
     names: dict[relax.Var, tuple[str, ...]] = {}
     given = {param: param.name for param in func.params}
@@ -107,7 +107,9 @@ def _nodes(func: relax.Function, sizes: Sizes) -> Iterator[Node]:
                 given[var] = weights[0] + item
             continue
         own = _unused(var.name, used)
-        yield _node(own, binding, reads, (*weights, *_constants(value)), sizes)
+        node = _node(own, binding, reads, (*weights, *_constants(value)), sizes)
+        width = copied_width(mod[value.args[0]]) if is_call(value, "relax.call_tir") else 0
+        yield replace(node, copied=_copied(binding.var.ty, width, sizes)) if width else node
         names[var] = (own,)
 
 
@@ -246,3 +248,67 @@ def _flops(var: relax.Var, value: relax.Expr, sizes: Sizes) -> float:
         return 0.0
     values = {size.name: number for size, number in sizes.items()}
     return operator_item("", var, value).flops(values) or 0.0
+
+
+def _copied(ty: ir.Type, width: int, sizes: Sizes) -> int:
+    """Return the bytes that a copy writes, and reads, which takes an element for each."""
+    if isinstance(ty, ir.TupleType):
+        return sum(_copied(each, width, sizes) for each in ty.fields)
+    return prod(_dims(ty, sizes)) * (width + width_of(str(ty.dtype)))
+
+
+def copied_width(func: ir.BaseFunc) -> int:
+    """Return of how many bytes the elements are that a PrimFunc only moves or casts.
+
+    0 if it does something else: computes, looks up by an index that it loads, fills with numbers.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        return 0
+    widths = [_moved_width(store.value) for store in found_in(func.body, tirx.BufferStore)]
+    return 0 if None in widths else max((w for w in widths if w is not None), default=0)
+
+
+def _moved_width(value: tirx.Expr) -> int | None:
+    """Return the bytes of what a value is loaded as, 0 for a number, None for what is computed.
+
+    It may be a choice, or a cast.  A row that is looked up in a matrix is none.
+    """
+    if isinstance(value, tirx.Cast):
+        return _moved_width(value.value)
+    if isinstance(value, TensorLoad):
+        looked_up = any(map(loads_of, value.indices))
+        return None if looked_up and len(value.indices) < 3 else width_of(str(value.ty.dtype))
+    choice = _choice(value)
+    if choice is not None and not loads_of(choice[0]):
+        parts = [_moved_width(part) for part in choice[1:]]
+        return None if None in parts else max(w for w in parts if w is not None)
+    return 0 if isinstance(value, tirx.IntImm | tirx.FloatImm) else None
+
+
+def _choice(value: tirx.Expr) -> list[tirx.Expr] | None:
+    """Return the condition and the two values of a choice."""
+    if isinstance(value, tirx.Select):
+        return [value.condition, value.true_value, value.false_value]
+    if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+        return list(value.args) if value.op.name == "prim.if_then_else" else None
+    return None
+
+
+def width_of(dtype: str) -> int:
+    """Return the bytes of an element."""
+    return 1 if dtype == "bool" else (tvm.DataType(dtype).bits + 7) // 8
+
+
+def sizes_of_symbols(func: relax.Function, bounds: Mapping[str, int]) -> dict[tirx.Var, int]:
+    """Return values for the symbolic variables of a function."""
+    upper = limits_of(func, bounds)
+    return {
+        var: min(SYMBOLIC_SIZE, upper.get(var.name, SYMBOLIC_SIZE))
+        for var in relax.analysis.defined_symbolic_vars(func)
+    }
+
+
+def limits_of(func: relax.Function, bounds: Mapping[str, int]) -> dict[str, int]:
+    """Return the largest values of sizes by name: those of its attribute, then `bounds`."""
+    own = (func.attrs or {}).get("tir_var_upper_bound", {})
+    return {str(name): int(most) for name, most in {**own, **bounds}.items()}

@@ -33,6 +33,8 @@ class Node:
         Of a matmul, a convolution or an attention; 0 for the rest.
     is_kernel : bool
         Whether it calls a kernel.
+    copied : int
+        Of a kernel that only moves or casts elements, the bytes that it reads and writes.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Node:
     written_bytes: int = 0
     flops: float = 0.0
     is_kernel: bool = False
+    copied: int = 0
 
     @property
     def moved(self) -> int:

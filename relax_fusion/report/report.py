@@ -30,8 +30,6 @@ class Report:
         One for each PrimFunc, in the order of the module.
     leftovers : list of Leftover
         One for each operation of transformers that is in no fused kernel, with the reason.
-    launches : list of Launches
-        What each function runs; filled in the last phase.
     work : list of Item
         What each function multiplies, fused or not: sizes, bytes and operations follow.
     kernels : dict of str to str
@@ -50,7 +48,6 @@ class Report:
     decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
     schedules: Annotated[list[Scheduling], InstanceOf()] = field(default_factory=list)
     leftovers: Annotated[list[Leftover], InstanceOf()] = field(default_factory=list)
-    launches: Annotated[list[Launches], InstanceOf()] = field(default_factory=list)
     work: Annotated[list[Item], InstanceOf()] = field(default_factory=list)
     kernels: Annotated[dict[str, str], InstanceOf()] = field(default_factory=dict)
     device: str = ""
@@ -86,6 +83,17 @@ class Report:
     def work_of(self, function: str) -> list[Item]:
         """Return what one function multiplies."""
         return [item for item in self.work if item.function == function]
+
+    @property
+    def launches(self) -> list[Launches]:
+        """What each function runs; empty where the pipeline did not come that far."""
+        found = []
+        for graph in self.material.after:
+            kernels = tuple(node.op for node in graph.nodes if node.is_kernel)
+            copies = tuple((node.op, node.copied) for node in graph.nodes if node.copied)
+            if kernels:
+                found.append(Launches(graph.function, kernels, copies, graph.symbols))
+        return found
 
     @property
     def coverage(self) -> list[Coverage]:

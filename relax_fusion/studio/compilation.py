@@ -23,7 +23,6 @@ from ..report import (
     Decision,
     FunctionGraph,
     Item,
-    Launches,
     LeftOut,
     Leftover,
     Material,
@@ -214,7 +213,6 @@ def report_of(record: Mapping[str, Any]) -> Report:
         decisions,
         [_scheduling(each) for each in record["schedules"]],
         _read(Leftover, record["leftovers"], "leftovers"),
-        [_launches(each) for each in record["coverage"] if "launches" in each],
         [Item.from_record(each, works) for each in record["work"]],
         kernels,
         str(record["device"]),
@@ -300,15 +298,6 @@ def _scheduling(record: Mapping[str, Any]) -> Scheduling:
     )
     plans = table_of(record["plans"]) if "plans" in record else None
     return Scheduling(str(record["function"]), str(record["rule"]), plans, refusals)
-
-
-def _launches(record: Mapping[str, Any]) -> Launches:
-    return Launches(
-        str(record["function"]),
-        tuple(map(str, record["launches"])),
-        tuple((str(name), int(size)) for name, size in record["copies"]),
-        tuple((str(name), int(size)) for name, size in record["symbols"].items()),
-    )
 
 
 # --- arguments of what is compiled already -------------------------------------------------------

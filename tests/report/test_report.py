@@ -7,7 +7,7 @@ import json
 import pytest
 
 from relax_fusion import Decision, Decline, Reason, Report
-from relax_fusion.report import Launches, Leftover
+from relax_fusion.report import FunctionGraph, Leftover, Node
 from relax_fusion.report.coverage import layer_length
 from relax_fusion.report.tables import coverage_table
 
@@ -82,7 +82,10 @@ def test_coverage_counts_what_is_in_kernels_and_what_is_left() -> None:
         Leftover("good", "p", "softmax", "why not"),
         Leftover("other", "p", "softmax", "why not"),
     ]
-    report.launches.append(Launches("good", ("a", "b", "a", "b"), (("b", 8), ("b", 8))))
+    nodes = [
+        Node(str(n), op, is_kernel=True, copied=8 * (op == "b")) for n, op in enumerate("abab")
+    ]
+    report.material.after.append(FunctionGraph("good", tuple(nodes)))
     (good,) = report.coverage
     assert good.chains == {"projection": (1, 1), "norm -> projection": (1, 2)}
     assert (good.per_layer, good.copied) == (2, 16)

@@ -11,8 +11,7 @@ import pytest
 from relax_fusion import models
 from relax_fusion.cli import build, main
 from relax_fusion.models import zoo
-from relax_fusion.report import Report
-from relax_fusion.report.coverage import Launches
+from relax_fusion.report import FunctionGraph, Node, Report
 from relax_fusion.studio.demo import Comparison, Run, _end, repeated
 from relax_fusion.studio.measure import compare
 
@@ -51,7 +50,9 @@ def test_the_table_comes_first_and_says_what_was_not_run():
     run = Run(2.0, 1.0)
     fused = Run(0.5, 0.25)
     report = Report()
-    report.launches.append(Launches("decode", ("take", "qkv", "ffn", "qkv", "ffn", "head")))
+    kernels = ("take", "qkv", "ffn", "qkv", "ffn", "head")
+    nodes = tuple(Node(name, name, is_kernel=True) for name in kernels)
+    report.material.after.append(FunctionGraph("decode", nodes))
     operators = ("take", *("norm", "matmul", "silu") * 2, "matmul")
     one = Comparison("one", report, run, fused, 0.0, 1.0, run, operators)
     other = Comparison("other", Report(), run, fused, 0.0, 1.0)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.suites.attention.cases import SOFTCAP, WINDOW, Case
-from benchmarks.torch_compile import compiled
+from relax_fusion.studio.bench.torch_peers import TUNED, under_compile
 
 SAMPLED_ROWS = 512
 """Queries of a sequence whose results are compared with float64."""
@@ -167,7 +167,7 @@ class Problem:
 
     def compiled(self) -> Callable[[], torch.Tensor]:
         """Return SDPA under torch.compile."""
-        function = compiled(self._sdpa)
+        function = under_compile(self._sdpa, TUNED, dynamic=False)
         function()
         return function
 
@@ -184,8 +184,10 @@ class Problem:
                 visible, None, None, *case.lengths, device=str(q.device)
             )
         grouped = case.heads[0] != case.heads[1]
-        function = compiled(
+        function = under_compile(
             lambda q, k, v: flex_attention(q, k, v, enable_gqa=grouped, **mods),
+            TUNED,
+            dynamic=False,
         )
         function(q, k, v)
         return lambda: function(q, k, v)

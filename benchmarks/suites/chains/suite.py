@@ -25,7 +25,7 @@ from benchmarks import building
 from benchmarks.report import Entry
 from benchmarks.suite import Suite, done
 from benchmarks.suites.chains.cases import NAMED, case_of, exported, sampled
-from benchmarks.torch_compile import compiled
+from relax_fusion.studio.bench.torch_peers import TUNED, under_compile
 from relax_fusion.tuning import tune
 
 PASSES = ("FuseChains", "FuseMatmulChain")
@@ -132,7 +132,7 @@ class Chains(OfChains):
             if name == "torch":
                 return lambda: eager(*inputs)
             if name == "compile":
-                return compiled(lambda: module(*inputs))
+                return under_compile(lambda: module(*inputs), TUNED, dynamic=False)
             built = build(self.job(name, item))
             if name == "chosen":
                 kernels.extend(sorted({d.pattern for d in built.report.decisions if d.fused}))

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
 from benchmarks.suites.matmul.models import Size
-from benchmarks.torch_compile import compiled
 from relax_fusion.quantization import dequantize, quantization
+from relax_fusion.studio.bench.torch_peers import TUNED, under_compile
 from relax_fusion.workload.reference import numpy_dtype
 
 COLUMNS_AT_ONCE = 8192  # of a weight in float64
@@ -172,7 +172,7 @@ class Problem:
 
     def compiled(self) -> Callable[[], Tensor]:
         """Return the chain under torch.compile, tuned for these sizes."""
-        function, given = compiled(self.function), self.operands
+        function, given = under_compile(self.function, TUNED, dynamic=False), self.operands
         function(**given)
         return lambda: function(**given)
 

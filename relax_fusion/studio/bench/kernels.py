@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import RelaxFusionError
@@ -22,47 +21,16 @@ REPEATS = 5
 """Calls by which the kernels of a function are timed."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A kernel in one step.
+def measure_kernels(subject: Subject, contender: Contender, step: str) -> list[dict[str, Any]]:
+    """Time the kernels of one step, and predict those that we made.
 
-    Parameters
-    ----------
-    time : KernelTime
-        What it takes.
-    chain : str
-        What it fuses, as reports call it; empty where no pass of ours made it.
-    predicted_s : float, optional
-        Seconds of one run, where the estimator has a price of it; on a GPU without its launch,
-        which is not in the time either.
-    plan : str
-        The tiles that serve the sizes.
-    size : str
-        The sizes of its matmuls, or those of the call.
+    Returns
+    -------
+    list of dict
+        What JSON holds of each: its times, how often a call runs it, the chain that it fuses, the
+        sizes of its matmuls, the tiles that serve them, and what is predicted of one run, on a GPU
+        without the launch, which is not in the times either.
     """
-
-    time: KernelTime
-    chain: str = ""
-    predicted_s: float | None = None
-    plan: str = ""
-    size: str = ""
-
-    def to_record(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
-        return {
-            "kernel": self.time.name,
-            "chain": self.chain,
-            "launches": self.time.count,
-            **self.time.times.to_record(),
-            "predicted_s": self.predicted_s,
-            "plan": self.plan,
-            "size": self.size,
-            "resolution_s": self.time.resolution,
-        }
-
-
-def measure_kernels(subject: Subject, contender: Contender, step: str) -> list[Measured]:
-    """Time the kernels of one step, and predict those that we made."""
     machine = contender.runs.machine
     times = kernel_times(machine, _call(subject, contender, step), subject.device, REPEATS)
     return [_beside(subject, subject.compilation.report, step, time) for time in times]
@@ -87,23 +55,30 @@ def _call(subject: Subject, contender: Contender, step: str) -> Callable[[], Any
     return prefill if step == "prefill" else decode
 
 
-def _beside(subject: Subject, report: Report, step: str, time: KernelTime) -> Measured:
+def _beside(subject: Subject, report: Report, step: str, time: KernelTime) -> dict[str, Any]:
     sizes = subject.calls()[step]
-    own = Measured(time, size=sizes_text(sizes) or "static")
-    if time.name == RUN_OR_CAPTURE:
-        return replace(own, chain="kernels that are replayed as a CUDA graph")
+    own = {
+        "kernel": time.name,
+        "chain": "kernels of a CUDA graph" if time.name == RUN_OR_CAPTURE else "",
+        "launches": time.count,
+        **time.times.to_record(),
+        "predicted_s": None,
+        "plan": "",
+        "size": sizes_text(sizes) or "static",
+        "resolution_s": time.resolution,
+    }
     item = next((i for i in report.work_of(step) if i.kernel == time.name), None)
     plans = next((d.plans for d in report.decisions if d.kernel == time.name), None)
     if item is None or item.work is None or plans is None:
         return own
-    own = replace(own, chain=item.chain, size=product_text(item, [sizes]))
+    own |= {"chain": item.chain, "size": product_text(item, [sizes])}
     try:
         device = device_of(make_target(subject.manifest.target))
         prediction, plan = planned(item, item.work, plans, sizes, device)
     except RelaxFusionError:  # a family that is not registered here, say
         return own
     seconds = None if prediction is None else prediction.seconds - _launch_s(device)
-    return replace(own, predicted_s=seconds, plan=plan)
+    return own | {"predicted_s": seconds, "plan": plan}
 
 
 def _launch_s(device: DeviceSpec) -> float:

@@ -18,7 +18,6 @@ from ...timing import Times, how
 from ..measure import Turn, compare
 from ..measured import measured_parts
 from .contenders import OURS, Contender
-from .kernels import Measured
 from .subject import Subject
 
 FORMAT = 2
@@ -41,8 +40,8 @@ class Results:
         Who could not, and why.
     turns : dict of str to list of Turn
         Times turn by turn; the first of several warms up, and is not counted.
-    kernels : dict of str to list of Measured
-        By step.
+    kernels : dict of str to list of dict
+        By step, as `measure_kernels` returns them.
     is_interrupted : bool
         Whether it was ended before it was done.
     """
@@ -52,7 +51,7 @@ class Results:
     contenders: dict[str, Contender] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     turns: dict[str, list[Turn]] = field(default_factory=dict)
-    kernels: dict[str, list[Measured]] = field(default_factory=dict)
+    kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     is_interrupted: bool = False
     told: threading.Lock = field(default_factory=threading.Lock)
     shown: set[str] = field(default_factory=set)
@@ -125,9 +124,7 @@ class Results:
             "contenders": {who: self._of(who) for who in self.contenders},
             "failed": dict(self.failed),
             "kernels_are_timed": how(device),
-            "kernels": {
-                step: [each.to_record() for each in found] for step, found in self.kernels.items()
-            },
+            "kernels": self.kernels,
         }
 
     def _of(self, who: str) -> dict[str, Any]:

@@ -21,6 +21,23 @@ MODES = {
 }
 """Modes of torch.compile, and what people read of them."""
 
+TUNED = "max-autotune-no-cudagraphs"
+"""By this mode of torch.compile the benchmarks of kernels measure: it tries its own tiles, and CUDA
+graphs are made of everybody alike."""
+
+
+def under_compile(function: Any, mode: str | None, **options: Any) -> Any:
+    """Return a function, or a model, under torch.compile, which forgets what it compiled before.
+
+    What was compiled counts against a limit of recompilations.
+    """
+    import torch
+    from torch._inductor import select_algorithm
+
+    select_algorithm.PRINT_AUTOTUNE = False
+    torch._dynamo.reset()
+    return torch.compile(function, mode=mode, **options)
+
 
 class TorchPeers:
     """Makes the contenders that run a model in torch; they share its weights.
@@ -48,15 +65,12 @@ class TorchPeers:
         name : str
             One of `MODES`.
         """
-        import torch
-
         mode, told = MODES[name]
         if name == GRAPHS and self._device == "cpu":
             raise CliError(f"{GRAPHS} needs a GPU")
         if name == GRAPHS and self._subject.is_decoder:  # 2.11 tries, and may end the process
             raise CliError("PyTorch makes no CUDA graph of a decoder, which writes to its cache")
-        torch._dynamo.reset()
-        model = torch.compile(self._model, mode=mode)
+        model = under_compile(self._model, mode)
         made = self._contender(name, model, f"{self._about}, by {told}")
         made.turn()
         return made

@@ -6,9 +6,10 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from relax_fusion import Report
+from relax_fusion.inventory.record_graph import RecordGraph, copied_width
 from relax_fusion.mend.views import RewriteReshapes
 from relax_fusion.report.coverage import Launches
-from relax_fusion.transforms.record_launches import RecordLaunches, copied_width
 
 from ..canonical.common import module
 
@@ -48,23 +49,23 @@ def test_what_only_copies(value: str, width: int) -> None:
 
 
 def test_a_view_is_no_launch() -> None:
-    launches: list[Launches] = []
+    report = Report()
     mod = lowered("""a = R.permute_dims(x)
     r = R.reshape(a, (2, 4, n))
     e = R.exp(r)
     y = R.astype(e, "float32")""")
-    assert RecordLaunches(launches, {"n": 5})(mod).same_as(mod)
-    (run,) = launches
+    assert RecordGraph(report.material.after, {"n": 5})(mod).same_as(mod)
+    (run,) = report.launches
     assert (run.function, run.symbols) == ("main", (("n", 5),))
     assert run.kernels == ("transpose", "tir_exp", "cast")
     assert run.copies == (("transpose", 8 * 5 * 4), ("cast", 8 * 5 * 6))
 
 
 def test_calls_of_libraries_count() -> None:
-    launches: list[Launches] = []
+    report = Report()
     body = 'y = R.call_dps_packed("blas", (x,), out_ty=R.Tensor((n, 8), "float16"))'
-    RecordLaunches(launches)(module(X, body, "n"))
-    assert launches == [Launches("main", ("blas",), (), (("n", 64),))]
+    RecordGraph(report.material.after)(module(X, body, "n"))
+    assert report.launches == [Launches("main", ("blas",), (), (("n", 64),))]
 
 
 def test_a_function_that_is_no_tir_copies_nothing() -> None:
