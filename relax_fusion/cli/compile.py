@@ -36,8 +36,8 @@ from .manifest import (
     versions,
     write_manifest,
 )
-from .model_arguments import asked
-from .source import Model, Source, bounds, described, longest, open_source
+from .model_arguments import pipeline_options
+from .source import Model, Source, bounds, described, facts_of, longest, open_source
 
 UNASKED: dict[str, Any] = {
     "force": False,
@@ -77,7 +77,6 @@ def compile_to(
 ) -> dict[str, Any]:
     """Compile a model that was exported into a directory, and return what is to be told of it."""
     compiled = compiled_of(source, exported, args)
-    device = device_of(args.target).description
     report = Report()
     report.material.model = f"{source.name}, {described(exported)}"
     report.material.most = longest(exported)
@@ -86,9 +85,9 @@ def compile_to(
         start = time.perf_counter()
         kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
-        told = {**_facts(compiled), "device": device, "options": asked(args)}
         console.step(f"writing {REPORT}")
-        record = {**record_of(report, sources=True), **told}
+        facts = facts_of(source.name, exported, args)
+        record = {**record_of(report, sources=True), **facts}
         write_file(stage / REPORT, json_text(record) + "\n")
         console.step("writing the manifest")
         kept = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
@@ -108,12 +107,6 @@ def compile_to(
         "files": {name: asdict(file) for name, file in manifest.files.items()},
         **summary(report),
     }
-
-
-def _facts(compiled: Compiled) -> dict[str, Any]:
-    """Return what a report says of the compilation besides decisions."""
-    names = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
-    return {name: getattr(compiled, name) for name in names}
 
 
 def _check_dump(dump: str | None, out: Path) -> None:
@@ -161,17 +154,7 @@ def _write_library(
         args.target,
         report=report,
         metadata=compiled.to_metadata(),
-        backend=args.backend,
-        disable=args.disable,
-        always_fuse=args.always_fuse,
-        allow_tf32=args.allow_tf32,
-        validate=args.validate,
-        database=args.database,
-        use_cuda_graph=not args.no_cuda_graph,
-        cubins=args.cubins,
-        debug_dump=args.debug_dump,
-        dump_functions=args.dump_functions,
-        dump_phases=args.dump_phases,
+        **pipeline_options(args),
         progress=console.step,
         **({"variable_bounds": known} if known else {}),
     )

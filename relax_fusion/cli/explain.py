@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tvm.ir.transform import Pass
 
 from ..hardware.target import device_of
-from ..options import PipelineOptions
+from ..options import PipelineOptions, make_options
 from ..phases import run_phases
 from ..pipeline import PHASES, count_launches, schedule_kernels
 from ..report import Report
@@ -21,10 +19,10 @@ from ..report.text import report_text
 from ..triton_bridge.texts import record_sources
 from .build import guarded
 from .console import Console
-from .model_arguments import asked
+from .model_arguments import pipeline_options
 from .named import named
 from .page import check_written, write_page
-from .source import bounds, described, longest, open_source
+from .source import bounds, described, facts_of, longest, open_source
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
@@ -36,25 +34,16 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     console.step(f"exporting {source.name}")
     model = source.model(args)
     report = Report()
-    options = _options(args, report, bounds(model), console)
+    told = {"report": report, "progress": console.step, "variable_bounds": bounds(model)}
+    options = make_options(args.target, {**pipeline_options(args), **told})
     console.step(f"looking for chains to fuse for {device.description}")
     report.material.model = f"{source.name}, {described(model)}"
     report.material.most = longest(model)
     guarded(lambda: run_phases(options, _PHASES)(model.mod), args.target)
     if args.html is not None:
         write_page(named(args.page)(report), args.html, console)
-    facts = {
-        "source": source.name,
-        "target": str(args.target),
-        "device": device.description,
-        "dtype": model.dtype,
-        "quantization": getattr(model, "quantization", None),
-        "max_seq_len": getattr(model, "max_seq_len", None),
-        "batch": getattr(model, "batch", None),
-        "options": asked(args),
-        "fused": len(report.fused),
-        "declined": len(report.declined),
-    }
+    facts = facts_of(source.name, model, args)
+    facts |= {"fused": len(report.fused), "declined": len(report.declined)}
     if args.json:
         console.json({**record_of(report), **facts})
         return 0
@@ -65,27 +54,6 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     wanted = {"every": args.all, "coverage": args.coverage, "graphs": args.graphs}
     console.result("\n" + report_text(report, None if args.all else WIDTH, **wanted))
     return 0
-
-
-def _options(
-    args: argparse.Namespace, report: Report, known: Mapping[str, int], console: Console
-) -> PipelineOptions:
-    """Return what the pipeline is told."""
-    return PipelineOptions(
-        args.target,
-        disable=tuple(args.disable),
-        always_fuse=args.always_fuse,
-        allow_tf32=args.allow_tf32,
-        validate=args.validate,
-        backend=args.backend,
-        database=None if args.database is None else Path(args.database),
-        debug_dump=None if args.debug_dump is None else Path(args.debug_dump),
-        dump_functions=args.dump_functions,
-        dump_phases=args.dump_phases,
-        report=report,
-        progress=console.step,
-        variable_bounds=known,
-    )
 
 
 def left_text(count: int) -> str:

@@ -146,6 +146,21 @@ def asked(args: argparse.Namespace) -> dict[str, str]:
     return told
 
 
+_PIPELINE = (
+    *("disable", "always_fuse", "allow_tf32", "validate", "backend", "database", "cubins"),
+    *("debug_dump", "dump_functions", "dump_phases"),
+)
+
+
+def pipeline_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the pipeline is told by those of its options that a command has."""
+    given = {name: getattr(args, name, None) for name in _PIPELINE}
+    told = {name: value for name, value in given.items() if value is not None}
+    if hasattr(args, "no_cuda_graph"):
+        told["use_cuda_graph"] = not args.no_cuda_graph
+    return told
+
+
 def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",

@@ -13,13 +13,14 @@ import numpy as np
 
 from ..frontends import SUFFIXES, ImportedModel, read_model
 from ..frontends.imported import shape_text
-from ..hardware.target import is_gpu
+from ..hardware.target import device_of, is_gpu
 from ..models import Config, ConfigError, ExportedModel, config_from_dict, export, load_weights
 from ..models.config import read_config
 from ..models.weights import INDEX, SINGLE
 from ..models.zoo import CONFIGS
 from ..validation import shown
 from .console import CliError
+from .model_arguments import asked
 
 DEFAULT_MAX_SEQ_LEN = 4096
 """Rows of the caches by default: those of a model made for 131072 tokens would fill a machine."""
@@ -168,6 +169,19 @@ def described(model: Model) -> str:
         return f"{stored}{model.dtype}, batch {model.batch}"
     inputs = ", ".join(f"{spec.name} {shape_text(spec.shape)}" for spec in model.signature.inputs)
     return f"{model.dtype}, {inputs}" if inputs else model.dtype
+
+
+def facts_of(name: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a report says of a compilation besides what was decided."""
+    sizes = ("quantization", "max_seq_len", "batch")
+    return {
+        "source": name,
+        "target": str(args.target),
+        "device": device_of(args.target).description,
+        "dtype": model.dtype,
+        **{each: getattr(model, each, None) for each in sizes},
+        "options": asked(args),
+    }
 
 
 def bounds(model: Model) -> dict[str, int]:

@@ -9,6 +9,7 @@ from ..hardware.target import device_of
 from ..tuning import Outcome, Tuning, tune
 from .build import guarded
 from .console import CliError, Console
+from .model_arguments import pipeline_options
 from .source import bounds, described, open_source
 
 
@@ -20,20 +21,17 @@ def tune_command(args: argparse.Namespace, console: Console) -> int:
     console.step(f"exporting {source.name}")
     model = source.model(args)
     console.step(f"looking for chains to measure for {device.description}")
+    told = pipeline_options(args)
     tuning = guarded(
         lambda: tune(
             model.mod,
-            Path(args.database),
+            Path(told.pop("database")),
             args.target,
             seconds=args.seconds,
             rpc=args.rpc,
             again=args.again,
             most=args.most,
-            disable=tuple(args.disable),
-            always_fuse=args.always_fuse,
-            allow_tf32=args.allow_tf32,
-            validate=args.validate,
-            backend=args.backend,
+            **told,
             variable_bounds=bounds(model),
             progress=console.step,
         ),

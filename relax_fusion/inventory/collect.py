@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import ir, relax, tirx
 
-from ..matching.pattern import is_call
+from ..matching.pattern import PrimExpr, is_call
 from ..matching.shapes import dtype_of, shape_of
 from ..report import Report
 from ..report.decision import Decision
-from ..report.item import Item
-from ..report.sizes import Extent
+from ..report.item import Array, Item, Product
+from ..report.sizes import Extent, renamed
 from ..transforms.modules import functions_of
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
-from .callers import seen_from_caller, sizes_in_call
 from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
 from .operators import COUNTED, arrays_of, extent, operator_item, tensors_of
@@ -153,9 +152,9 @@ class _Collector:
             callee, func = name, known.get(call.op)
             known = {var: f for var, f in known.items() if not var.same_as(call.op)}
         if isinstance(func, relax.Function):
-            sizes = sizes_in_call(func, call)
+            sizes = _sizes_in_call(func, call)
             for item in self.items(phase, callee, func, inside, known):
-                yield seen_from_caller(item, sizes)
+                yield _seen_from_caller(item, sizes)
 
     def _item(self, function: str, var: relax.Var, call: relax.Call) -> Item | None:
         if is_call(call, *COUNTED):
@@ -249,4 +248,50 @@ def _outside(
         arrays=arrays,
         where=var.name,
         reason="it calls a function outside of the module, whose work is not known",
+    )
+
+
+def _sizes_in_call(func: relax.Function, call: relax.Call) -> dict[str, Extent]:
+    """Return what the symbolic sizes of a function are where it is called, by their names."""
+    found: dict[str, Extent] = {}
+    for param, arg in zip(func.params, call.args, strict=False):
+        for mine, theirs in _pairs(param.ty, arg.ty):
+            if isinstance(mine, tirx.Var):
+                found.setdefault(mine.name, extent(theirs))
+    return found
+
+
+def _pairs(mine: ir.Type, theirs: ir.Type) -> Iterator[tuple[PrimExpr, PrimExpr]]:
+    """Yield the sizes of a parameter beside those of its argument."""
+    if isinstance(mine, ir.TupleType) and isinstance(theirs, ir.TupleType):
+        for one, other in zip(mine.fields, theirs.fields, strict=False):
+            yield from _pairs(one, other)
+    else:
+        yield from zip(_sizes(mine), _sizes(theirs), strict=False)
+
+
+def _sizes(ty: ir.Type) -> Sequence[PrimExpr]:
+    known = ty.shape if isinstance(ty, relax.TensorType) else ty
+    return list(known.values) if isinstance(known, relax.ShapeExpr | relax.ShapeType) else ()
+
+
+def _seen_from_caller(item: Item, sizes: Mapping[str, Extent]) -> Item:
+    """Return an item whose sizes are in the names of the caller's.
+
+    Parameters
+    ----------
+    item : Item
+        The work of a function that is called.
+    sizes : mapping of str to int or str
+        What `_sizes_in_call` returned.
+    """
+
+    def own(size: Extent) -> Extent:
+        return renamed(size, sizes)
+
+    return replace(
+        item,
+        products=tuple(Product(*map(own, (p.m, p.n, p.k, p.batch))) for p in item.products),
+        arrays=tuple(Array(tuple(map(own, a.shape)), a.dtype) for a in item.arrays),
+        dims=tuple((name, own(size)) for name, size in item.dims),
     )

@@ -136,7 +136,7 @@ def _of_directory(text: str, path: Path) -> Compilation:
         raise CliError(str(err), code=2) from err
     if REPORT not in manifest.files:
         raise CliError(f"{text} has no {REPORT}; compile again", code=2)
-    record = {**_record(path / REPORT), "parameters": len(manifest.parameters)}
+    record = _record(path / REPORT)
     sizes = {str(name): entry.bytes for name, entry in manifest.files.items() if name != REPORT}
     return _compilation(text, record, sizes, _bounds(manifest))
 

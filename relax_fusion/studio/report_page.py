@@ -57,7 +57,8 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     """
     kernels = Counter(d.kernel for d in report.fused)
     first = {d.kernel: d for d in reversed(report.fused)}
-    links = {name: f"k{number}" for number, name in enumerate(kernels)}
+    order = sorted(kernels, key=lambda name: -_cost(first[name]) * kernels[name])
+    links = {name: f"k{number}" for number, name in enumerate(order)}
     lost, left = report.declined, report.leftovers
     texts = {source.function for source in report.material.sources}
     sections: list[tuple[str, str, Content]] = [("overview", "Overview", _overview(report))]
@@ -65,7 +66,7 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
         parts = measured_parts(measured, links)
         shown = [titled(it) if isinstance(it, Table) else text_block(it) for it in parts]
         sections.append(("measured", "Measured", shown))
-    chains = [_chain(report, first[k], links[k], n) for k, n in kernels.items()]
+    chains = [_chain(report, first[k], links[k], kernels[k]) for k in order]
     sections += [
         ("chains", f"Chains ({len(kernels)})", chains or tag("p", "No chain was fused.")),
         ("not-fused", f"Not fused ({len(lost) + len(left)})", _not_fused(report)),
@@ -75,6 +76,11 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     title = report.material.model or "Fusion report"
     lead = f"For {report.device or 'a device that the report does not name'}."
     return page(title, lead, sections)
+
+
+def _cost(decision: Decision) -> float:
+    """Return what a kernel takes at its last size, by which chains are in order."""
+    return decision.predictions[-1].fused.seconds if decision.predictions else 0.0
 
 
 def _overview(report: Report) -> list[Html]:

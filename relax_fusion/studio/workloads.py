@@ -13,10 +13,11 @@ from tvm.target import Target
 
 from ..cli.build import guarded
 from ..cli.console import CliError, Console
+from ..cli.model_arguments import pipeline_options
 from ..cli.page import check_written, write_page
 from ..cli.source import ConfigSource, bounds, described, longest, open_source
 from ..hardware.target import device_of, make_target
-from ..options import PipelineOptions
+from ..options import PipelineOptions, make_options
 from ..pipeline import phase0_annotate, phase1_fuse
 from ..report import Report
 from ..report.costs import function_cost
@@ -105,23 +106,15 @@ def _model(args: argparse.Namespace, console: Console) -> Model:
     console.step(f"exporting {source.name}")
     model = source.model(own)
     known, report = bounds(model), Report()
-    options = PipelineOptions(
-        wanted,
-        disable=tuple(args.disable),
-        always_fuse=args.always_fuse,
-        allow_tf32=args.allow_tf32,
-        validate=args.validate,
-        backend=args.backend,
-        report=report,
-        variable_bounds=known,
-    )
+    told = {"report": report, "variable_bounds": known}
+    options = make_options(wanted, {**pipeline_options(args), **told})
     console.step(f"looking for chains to fuse for {device.description}")
     passes = [*phase0_annotate(options), *phase1_fuse(options)]
     with wanted:
         guarded(lambda: tvm.transform.Sequential(passes)(model.mod), wanted)
     sizes = described(model) if args.batch is None else f"{model.dtype}, batch {args.batch}"
-    told = f"{source.name}, {sizes}, for {device.description}"
-    return Model(source.name, told, wanted, model.dtype, report, {**longest(model), **known})
+    description = f"{source.name}, {sizes}, for {device.description}"
+    return Model(source.name, description, wanted, model.dtype, report, {**longest(model), **known})
 
 
 def _compiled(args: argparse.Namespace) -> Model:
