@@ -264,7 +264,7 @@ def test_bad_input(tmp_path: Path, capsys, name: str, content: str | None, says:
         ("predictions", "fused_s", math.nan),
         ("predictions", "size", {"batch": 1}),
         ("calls", "fused_s", None),
-        ("coverage", "launches", 3),
+        ("schedules", "refusals", 3),
         ("work", "products", [{"m": 1.5}]),
         ("work", "count", "two"),
     ],
