@@ -33,9 +33,8 @@ ESTIMATOR = ROOT / "estimator"
 USES = {
     ESTIMATOR / "arrays.py": {"numpy"},
     ESTIMATOR / "search.py": {"numpy"},
-    ESTIMATOR / "families" / "cuda_matmul" / "cost.py": {"numpy"},
-    ESTIMATOR / "families" / "tensor_cores" / "cost.py": {"numpy"},
-    ESTIMATOR / "families" / "triton_matmul" / "cost.py": {"numpy"},
+    ESTIMATOR / "gpu_cost.py": {"numpy"},
+    ESTIMATOR / "families" / "tiled.py": {"numpy"},
     ROOT / "workload" / "reference.py": {"numpy"},
     ROOT / "workload" / "unpacked.py": {"numpy"},
     ROOT / "hardware" / "target.py": {"tvm"},

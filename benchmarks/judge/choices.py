@@ -24,7 +24,7 @@ from benchmarks.suites.matmul.models import MODELS
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
 from relax_fusion.estimator.registry import ON_CHANGE, candidates
-from relax_fusion.estimator.search import price
+from relax_fusion.estimator.search import asked_in, price
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import DynamicDim
 
@@ -86,7 +86,9 @@ class JudgeChoices(Suite):
         (priced,) = price(work, self.device, [(found, self.sizes)])
         place = {plan: i for i, plan in enumerate(found)}
         own = [place[choice.plans.plan_for(rows=size)] for size in self.sizes]
-        loss = priced.seconds[np.arange(len(own)), own] / priced.seconds.min(axis=1) - 1
+        offered = [asked_in(found, work, self.device, [[n]], n) for n in self.sizes]
+        best = [float(each.seconds.min()) for each in price(work, self.device, offered)]
+        loss = priced.seconds[np.arange(len(own)), own] / best - 1
         return {
             "ms": 1e3 * spent,
             "kernels": len({plan for _, plan in choice.plans.boxes}),

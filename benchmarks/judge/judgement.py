@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from benchmarks.report import plan_words
 from benchmarks.runner import read
-from relax_fusion.estimator import Choice, candidates, choose, predict
+from relax_fusion.estimator import Choice, candidates, choose, predict, registry
 from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
-from relax_fusion.estimator.registry import fitting
+from relax_fusion.estimator.registry import FAMILIES, fitting
 from relax_fusion.estimator.shape import Size
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
@@ -96,11 +96,13 @@ class Group:
 
 
 def from_json(stored: dict[str, Any], subject_of: Callable[[dict[str, Any]], Subject]) -> Group:
-    """Read `Group.to_json`."""
+    """Read `Group.to_json`, without plans of kernels that are no longer there."""
+    names = {name for family in FAMILIES if family.kind == "gpu" for name in family.names}
+    plans = {words: ms for words, ms in stored["plans"].items() if words.split()[0] in names}
     return Group(
         subject_of(stored),
-        [plan_of(words) for words in stored["plans"]],
-        list(stored["plans"].values()),
+        [plan_of(words) for words in plans],
+        list(plans.values()),
         stored.get("wrong", []),
         stored.get("failed", []),
         stored.get("feasible", 0),
@@ -116,7 +118,7 @@ def plan_of(words: str) -> TilePlan:
     block_m, block_n, block_k, warps, stages, split = map(int, numbers)
     plan = triton_plan(family, (block_m, block_n, block_k), warps, stages, split)
     fields = dict(field.split("=") for field in own.split())
-    return plan_of({**plan.to_attr(), **{name: int(n) for name, n in fields.items()}})
+    return registry.plan_of({**plan.to_attr(), **{name: int(n) for name, n in fields.items()}})
 
 
 def load(path: Path, subject_of: Callable[[dict[str, Any]], Subject]) -> list[Group]:

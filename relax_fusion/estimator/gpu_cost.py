@@ -1,56 +1,211 @@
-"""Price of one launch on a GPU.
+"""Price of one launch on a GPU, the same for every kernel.
 
-A kernel is a number of equal blocks.  Its time is the launch, and then the larger of
+A launch is a number of equal thread blocks, each of so many steps.  Steps take as long as the
+longest of three: what a multiprocessor computes for its blocks, what they get from L2, and the wait
+of one block for what it asked for some steps before, which blocks side by side share.  Memory and
+L2 bound all multiprocessors together.  What comes before the first step and after the last one is
+added.
 
-- the roofline: memory (DRAM or L2, the slower) against arithmetic on the busiest multiprocessor.
-  They overlap as well as the load pipeline and the other blocks of the multiprocessor allow;
-- the chain of dependent loads that a single block waits for, once per wave, and what the blocks of
-  further waves take to begin.
+What a device has is in its `DeviceSpec`; what a kernel reaches of it is in its `Rates`, which
+`python -m benchmarks.judge.rates` fits to all recorded times.
 """
 
 from __future__ import annotations
 
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from ..hardware import DeviceSpec
-from .limits import VECTOR_LOAD_BYTES
+from .arrays import overlapping
 from .prediction import Bound, Prediction, ceil_div, largest
 from .steps import Footprint, Step
 
-L2_EFFICIENCY = 0.85
-"""Reached part of the L2 peak.  Measured on an H200: 8.1 to 9.5 of the derived 10.1 TB/s, reading
-16 and 32 MB again and again."""
-
-SIMT_EFFICIENCY = 0.55
-"""Reached part of what issue slots, FMA pipes and shared memory allow together.  With
-`LATENCY_WARPS` fitted to ten plans measured on an H200 (16 to 1024 rows, float16), whose times the
-model gives to within a factor of 1.2 (root mean square).  Loads are not wide, nor done ahead."""
-
-ISSUE_PER_CLOCK = 4
-"""Warp instructions that a multiprocessor starts each clock (CUDA guide: four schedulers)."""
-
 MEMORY_LATENCY_S = 0.5e-6
-"""One load from DRAM and the barrier behind it.  A chain of dependent loads on an idle H200 takes
-0.15e-6 each from L2 and 0.33e-6 where half of them miss it (measured); the rest, for a device
-under load, is assumed."""
+"""A load from DRAM and the barrier behind it take 0.5e-6 seconds.  A chain of dependent loads on an
+idle H200 takes 0.15e-6 each from L2 and 0.33e-6 where half of them miss it (measured); the rest,
+for a device under load, is assumed."""
 
-IN_FLIGHT_BYTES_PER_THREAD = 4 * VECTOR_LOAD_BYTES
-"""What a thread loads before it waits.  Assumed: four vector loads, held in registers."""
-
-LATENCY_WARPS = 32
-"""Independent warp instructions that hide latency.  Arithmetic alone needs 16 (4 schedulers * 4
-cycles); 32, which covers loads from shared memory too, fits the plans of `SIMT_EFFICIENCY`."""
-
-SMEM_WORDS_PER_CLOCK = 32
-"""Four-byte words that shared memory delivers per clock and SM (CUDA guide: 32 banks)."""
+LEAST_S = 2 * MEMORY_LATENCY_S
+"""A load and a store that depends on it take 1.0e-6 seconds, however small a kernel is."""
 
 SFU_PER_CLOCK = 16
-"""Exponentials per clock and SM (CUDA guide, throughput of native arithmetic instructions)."""
+"""A multiprocessor computes 16 exponentials a clock (CUDA guide, native instructions)."""
 
 SOFTMAX_FLOPS_PER_SCORE = 8
-"""Scale, mask, maximum, subtract, sum, convert, rescale.  Counted; with `SFU_PER_CLOCK` it gives
-81 us for BERT-base at batch 32 on an H200, where Triton's FlexAttention measured 85 us."""
+"""A score takes 8 operations: scale, mask, maximum, subtract, sum, convert, rescale.  Counted; with
+`SFU_PER_CLOCK` it gives 81 us for BERT-base at batch 32 on an H200, where Triton's FlexAttention
+measured 85 us."""
 
 L2_SHARE = 0.5
-"""Part of L2 that data to be read again can count on.  Assumed: the rest is streamed through."""
+"""Data to be read again can count on half of L2.  Assumed: the rest is streamed through."""
+
+ISSUE_PER_CLOCK = 4
+"""A multiprocessor starts 4 warp instructions a clock (CUDA guide: four schedulers)."""
+
+STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
+"""Powers by which times add up that overlap (`overlapping`): within a step; memory with L2; these
+with the steps."""
+
+
+class Rates(NamedTuple):
+    """What a kernel reaches of a device, and what it takes beside: numbers, or arrays.
+
+    Parameters
+    ----------
+    tensor : float
+        Part of the rate of tensor cores at `DeviceSpec.clock_hz`.
+    feed : float
+        Bytes that a multiprocessor gets from L2 in a clock.
+    latency_s : float
+        Seconds from asking for the operands of a step to having them.
+    issue : float
+        Clocks of a warp for each instruction that waits for others of its own.
+    start_s : float
+        Seconds from the start of a kernel to its first step, and from its last to its end.
+    wave_s : float
+        Seconds that further waves of thread blocks take, at most, to begin and to end.
+    out_s : float
+        Seconds that a multiprocessor takes for a sum of two bytes on its way out.
+    meet_s : float
+        Seconds that two thread blocks of a cluster take to begin, to meet and to end together.
+    block_s : float
+        Seconds between the starts of two thread blocks, wherever they run.
+    """
+
+    tensor: Any = 1.0
+    feed: Any = inf
+    latency_s: Any = 0.0
+    issue: Any = 1.0
+    start_s: Any = 0.0
+    wave_s: Any = 0.0
+    out_s: Any = 0.0
+    meet_s: Any = 0.0
+    block_s: Any = 0.0
+
+
+class Launch(NamedTuple):
+    """The thread blocks of a launch: numbers, or arrays of the shape ``(sizes, plans)``.
+
+    Parameters
+    ----------
+    blocks, residents, multiprocessors : int
+        Thread blocks, how many a multiprocessor holds at once, and multiprocessors that have any.
+    steps, ahead : int
+        Steps of a block, and how many of them are on their way.
+    tensor_s : float
+        Seconds that a multiprocessor's tensor cores multiply in a step, at their full rate.
+    clocks : float
+        Clocks of a step that a multiprocessor is busy otherwise, at the same time.
+    instructions : float
+        Instructions of a step that a warp waits for, one after the other.
+    fed_bytes : float
+        Bytes that a block gets in a step.
+    dram_bytes, l2_bytes : float
+        Bytes that all blocks get from memory, and weights that they ask of L2.
+    sums : float
+        Sums of a block, on their way out.
+    store_s : float
+        Seconds that a block takes at its end, beside its sums.
+    hides : bool
+        Whether a block stores while the next one multiplies.
+    meetings : float
+        How often the number of blocks of a cluster doubles.
+    begins : bool
+        Whether blocks of further waves begin anew, and do not go on from tile to tile.
+    """
+
+    blocks: Any
+    residents: Any
+    multiprocessors: Any
+    steps: Any
+    ahead: Any = 1
+    tensor_s: Any = 0.0
+    clocks: Any = 0.0
+    instructions: Any = 0.0
+    fed_bytes: Any = 0.0
+    dram_bytes: Any = 0.0
+    l2_bytes: Any = 0.0
+    sums: Any = 0.0
+    store_s: Any = 0.0
+    hides: Any = False
+    meetings: Any = 0.0
+    begins: Any = True
+
+
+class Times(NamedTuple):
+    """How long launches take, beside starting, and what of it is what: numbers or arrays."""
+
+    seconds: Any
+    waves: Any
+    dram: Any
+    l2: Any
+    compute: Any
+    latency: Any
+
+
+def price(launch: Launch, rates: Rates, dev: DeviceSpec) -> Times:
+    """Return what a launch takes behind its start."""
+    slots = launch.multiprocessors * launch.residents
+    full, rest = launch.blocks // slots, launch.blocks % slots
+    waves = ceil_div(launch.blocks, slots)
+    busiest = full * launch.residents + ceil_div(rest, launch.multiprocessors)
+
+    compute = np.maximum(launch.tensor_s / rates.tensor, launch.clocks / dev.clock_hz)
+    compute = busiest * launch.steps * compute
+    feed = busiest * launch.steps * launch.fed_bytes / (rates.feed * dev.clock_hz)
+    wait = rates.latency_s / launch.ahead + launch.instructions * rates.issue / dev.clock_hz
+    wait = waves * launch.steps * wait
+    inside = overlapping(STEP_POWER, compute, feed, wait)
+    multiplied = launch.blocks * launch.steps * launch.tensor_s / dev.sm_count
+    slowed = dev.slowed_part * inside / (inside + dev.slowed_s)
+    inside = inside + slowed * np.minimum(inside, multiplied)
+
+    dram = launch.dram_bytes / (dev.read_part * dev.dram_bytes_per_s)
+    l2 = launch.l2_bytes / (dev.l2_part * dev.l2_bytes_per_s)
+    memory = overlapping(MEMORY_POWER, dram, l2)
+    seconds = overlapping(WHOLE_POWER, inside, memory, launch.blocks * rates.block_s)
+    stored = launch.sums * rates.out_s + launch.store_s
+    seconds = seconds + np.where(launch.hides, 1, busiest) * stored
+    seconds = seconds + launch.begins * (1 - 1 / waves) * rates.wave_s
+    seconds = seconds + launch.meetings * rates.meet_s
+    return Times(seconds, waves, dram, np.maximum(l2, feed), compute, wait)
+
+
+def price_step(step: Step, dev: DeviceSpec) -> Prediction:
+    """Return what a launch costs of which a family knows the seconds of a block."""
+    resident = resident_blocks(step.foot, dev)
+    launch = Launch(
+        step.blocks,
+        resident,
+        dev.sm_count,
+        steps=1,
+        clocks=step.block_s * dev.clock_hz,
+        instructions=step.chain_s * dev.clock_hz,
+        dram_bytes=step.dram_bytes,
+        l2_bytes=step.l2_bytes,
+    )
+    found = price(launch, Rates(), dev)
+    seconds = max(float(found.seconds), step.longest_block_s)
+    return predicted(
+        found._replace(seconds=dev.launch_s + step.start_s + seconds),
+        dev.launch_s + step.start_s,
+        step.dram_bytes,
+        step.flops,
+    )
+
+
+def predicted(found: Times, start_s: float, dram_bytes: float, flops: float) -> Prediction:
+    """Return the prediction of launches that take `start_s` seconds to start."""
+    terms: dict[Bound, float] = {
+        "launch": start_s,
+        "dram": found.dram,
+        "l2": found.l2,
+        "compute": found.compute,
+        "latency": found.latency,
+    }
+    return Prediction(float(found.seconds), dram_bytes, flops, int(found.waves), largest(terms))
 
 
 def resident_blocks(foot: Footprint, dev: DeviceSpec, reserved_bytes: int = 0) -> int:
@@ -71,49 +226,3 @@ def resident_blocks(foot: Footprint, dev: DeviceSpec, reserved_bytes: int = 0) -
             dev.registers_per_sm // registers,
         ),
     )
-
-
-def load_rounds(foot: Footprint, tile_bytes: int) -> int:
-    """Return the dependent rounds of loads that bring a tile."""
-    return ceil_div(tile_bytes, foot.threads * IN_FLIGHT_BYTES_PER_THREAD)
-
-
-def simt_clocks(tiles: int, tile: int, words: int, filled: int, dev: DeviceSpec) -> float:
-    """Return the clocks in which a block takes its register tiles one reduction step further.
-
-    Each of `tiles` does `tile` FMAs on `words` operands that its thread loads from shared memory,
-    where the block put `filled` words for the step.
-    """
-    warps = tiles / dev.warp_size
-    pipes = dev.fma_float32_flops_per_s / (dev.sm_count * dev.clock_hz * 2)
-    smem = (tiles * words + filled) / SMEM_WORDS_PER_CLOCK
-    clocks = max(tiles * tile / pipes, warps * (tile + words) / ISSUE_PER_CLOCK, smem)
-    return clocks / SIMT_EFFICIENCY
-
-
-def latency_hidden(tile: int, foot: Footprint, dev: DeviceSpec, blocks: int) -> float:
-    """Return the part of the rate that the independent FMAs of the resident warps sustain."""
-    warps = _active_blocks(blocks, foot, dev) * foot.threads / dev.warp_size
-    return min(1.0, warps * min(tile, 4) / LATENCY_WARPS)
-
-
-def _active_blocks(blocks: int, foot: Footprint, dev: DeviceSpec) -> int:
-    return min(resident_blocks(foot, dev), ceil_div(blocks, dev.sm_count))
-
-
-def price_step(step: Step, dev: DeviceSpec) -> Prediction:
-    """Return what a launch costs."""
-    per_sm = ceil_div(step.blocks, dev.sm_count)
-    resident = resident_blocks(step.foot, dev)
-    waves = ceil_div(step.blocks, dev.sm_count * resident)
-    terms: dict[Bound, float] = {
-        "dram": step.dram_bytes / (dev.dram_bytes_per_s * step.dram_efficiency),
-        "l2": step.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY),
-        "compute": max(per_sm * step.block_s, step.longest_block_s),
-        "latency": waves * step.chain_s + (waves - 1) * step.wave_s,
-        "launch": dev.launch_s,
-    }
-    memory, compute = max(terms["dram"], terms["l2"]), terms["compute"]
-    exposed = min(memory, compute) / (step.num_stages * resident)
-    seconds = dev.launch_s + max(terms["latency"], max(memory, compute) + exposed) + step.start_s
-    return Prediction(seconds, step.dram_bytes, step.flops, waves, largest(terms))

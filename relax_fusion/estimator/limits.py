@@ -16,6 +16,9 @@ STACK_LIMIT_BYTES = 1024
 VECTOR_LOAD_BYTES = 16
 """Widest global load of a GPU thread (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
 
+SYSTEM_SMEM_BYTES = 1 << 10
+"""The system keeps 1024 bytes of shared memory for itself in each thread block."""
+
 
 def core_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
     """Yield what `plan` needs and a core of `dev` has not."""

@@ -106,6 +106,14 @@ class MatmulShape:
     row_slots: int = 0
 
     @property
+    def stored_bytes(self) -> float:
+        """Bytes of an element of a weight as it is stored, with its part of a scale."""
+        if self.packed is None:
+            return self.in_bytes
+        shared = self.packed.group if self.packed.group > 0 else self.k
+        return self.packed.bits / 8 + self.in_bytes / shared
+
+    @property
     def has_norm(self) -> bool:
         """Whether x is normalised."""
         return bool(self.norm)

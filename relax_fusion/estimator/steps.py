@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .prediction import DRAM_EFFICIENCY
-
 
 @dataclass(frozen=True)
 class Footprint:
@@ -56,12 +54,6 @@ class Step:
         Seconds that a block waits for loads that depend on each other.
     start_s : float
         Seconds from the launch to the first of them.
-    wave_s : float
-        Seconds that the blocks of each further wave take to begin.
-    num_stages : int
-        Tiles that are loaded ahead.
-    dram_efficiency : float
-        Reached part of the peak bandwidth.
     """
 
     blocks: int
@@ -73,6 +65,3 @@ class Step:
     longest_block_s: float = 0.0
     chain_s: float = 0.0
     start_s: float = 0.0
-    wave_s: float = 0.0
-    num_stages: int = 1
-    dram_efficiency: float = DRAM_EFFICIENCY

@@ -33,6 +33,11 @@ class DeviceSpec:
         Peak bandwidths of the whole device (CPU: of the second-level caches together).
     l2_bytes : int
         Second-level cache of a GPU, or of one core.
+    read_part, l2_part : float
+        Parts of these bandwidths that kernels of a GPU reach which only read.
+    slowed_part, slowed_s : float
+        Kernels of a GPU that multiply long reach its limit of power, and the clock falls: they take
+        up to `slowed_part` longer, and half of that after `slowed_s` seconds.
     launch_s : float
         Time that one more kernel (CPU: one more parallel region) costs.
     fma_float32_flops_per_s : float
@@ -97,6 +102,10 @@ class DeviceSpec:
     l1_bytes: Natural = 0
     fma_per_cycle: Natural = 0
     wave_size: Natural = 32
+    read_part: float = 0.922
+    l2_part: float = 2.04
+    slowed_part: float = 0.497
+    slowed_s: float = 139e-6
     target_kind: str = "cuda"
     target_attrs: tuple[tuple[str, Any], ...] = ()
     missing_dtypes: tuple[str, ...] = ()
@@ -181,6 +190,6 @@ _COMMON_FIELDS = (
 _GPU_FIELDS = (
     *("smem_per_sm_bytes", "registers_per_sm", "max_registers_per_thread"),
     *("max_threads_per_block", "max_threads_per_sm", "max_blocks_per_sm"),
-    *("warp_size", "wave_size"),
+    *("warp_size", "wave_size", "read_part", "l2_part", "slowed_s"),
 )
 _CPU_FIELDS = ("vector_bytes", "vector_registers", "l1_bytes", "fma_per_cycle")

@@ -132,8 +132,8 @@ def test_the_record_is_judged_without_a_gpu() -> None:
     assert {g.subject.chain.size for g in groups} == {"1b", "8b", "70b"}
     overall = report.overall(judgement.judge_all(groups, H200))
     assert overall["cases"] == len(groups) == 43
-    assert 0 <= overall["mean_regret"] <= overall["max_regret"] < 0.06
-    assert overall["mean_correlation"] == overall["mean_correlation_of_all"] > 0.88
+    assert 0 <= overall["mean_regret"] < 0.02 and overall["max_regret"] < 0.1
+    assert overall["mean_correlation"] == overall["mean_correlation_of_all"] > 0.87
 
 
 def test_a_sample_holds_the_choice_and_the_first_by_prediction() -> None:

@@ -10,6 +10,7 @@ from relax_fusion.estimator import choose
 from relax_fusion.estimator.choose import Choice
 from relax_fusion.estimator.families.cuda_matmul import adapters, cost
 from relax_fusion.estimator.families.cuda_matmul.family import NARROW_COLUMNS, CudaMatmul
+from relax_fusion.estimator.families.tiled import NEXT_LAUNCH_S
 from relax_fusion.estimator.registry import FAMILIES, candidates, families
 from relax_fusion.hardware import device
 from relax_fusion.workload import Adapter, DynamicDim, Norm, NormMatmul, Projection, narrow_matmuls
@@ -66,9 +67,9 @@ def test_the_launch_in_front_is_waited_for() -> None:
     whole = FAMILY.predict(next(iter(FAMILY.plans(of, H200))), of, H200, 16)
     short, long = replace(whole, seconds=H200.launch_s + 1e-6), replace(whole, seconds=1e-3)
     waited = adapters.priced(whole, [(0.1, long)], H200).seconds
-    assert waited == pytest.approx(1e-3 + cost.FILL_S)
+    assert waited == pytest.approx(1e-3 + cost.RATES.start_s)
     beside = adapters.priced(whole, [(0.1, short)], H200).seconds
-    assert beside == pytest.approx(whole.seconds + cost.NEXT_LAUNCH_S + 1e-7)
+    assert beside == pytest.approx(whole.seconds + NEXT_LAUNCH_S + 1e-7)
 
 
 def test_launches_are_of_adapters_with_as_many_steps() -> None:

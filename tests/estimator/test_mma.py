@@ -307,18 +307,6 @@ def test_prices_of_many_plans_are_those_of_each(work):
     assert found.tolist() == each
 
 
-def test_two_warps_leave_schedulers_idle():
-    """With one block on a multiprocessor; twice as many blocks then take no longer to multiply."""
-    work = norm_matmul(rows=ROWS, n=132 * 64, norm=None)
-    two, four = (
-        replace(PLAN, block_m=m, block_n=64, reg_m=64, reg_n=32, num_warps=m // 32)
-        for m in (64, 128)
-    )
-    one, both = (predict(work, plan, GPU, plan.block_m) for plan in (two, four))
-    assert one.bound == both.bound
-    assert both.seconds < 1.02 * one.seconds
-
-
 UNALIGNED_US = {
     # Of 128 x 192 or 128 x 256 x 64 and 384 rows of k = 768: columns, the next multiple of 8, dtype
     # of the result; us of the one and the other (`2026-11-28-unaligned_rows.json`)

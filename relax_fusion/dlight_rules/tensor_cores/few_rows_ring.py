@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 
 from ...estimator.families.few_rows.tiles import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
-from ...estimator.families.tensor_cores.tiles import SYSTEM_SMEM_BYTES
+from ...estimator.limits import SYSTEM_SMEM_BYTES
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...hardware import DeviceSpec

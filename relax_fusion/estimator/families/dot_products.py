@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ..gpu_cost import ISSUE_PER_CLOCK, L2_SHARE, MEMORY_LATENCY_S
+from ..family import OWN_BASELINE_ERROR, Breaks
+from ..gpu_cost import ISSUE_PER_CLOCK, L2_SHARE, Rates, resident_blocks
 from ..limits import VECTOR_LOAD_BYTES, one_stage
-from ..prediction import DRAM_EFFICIENCY, ceil_div, power_dividing, powers
-from ..shape import Size, matmul_shape, rows_of
-from ..steps import Footprint, Step
+from ..prediction import ceil_div, power_dividing, powers
+from ..shape import matmul_shape
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
 from .matmuls import (
@@ -23,6 +23,7 @@ from .matmuls import (
     refuses_scattered,
 )
 from .tensor_cores import tiles as mma
+from .tiled import Tile, TiledMatmul
 
 COLUMNS = (1, 2, 4)
 STEPS = (1, 2, 4)
@@ -31,27 +32,20 @@ THREADS = (64, 128, 256)
 STATISTICS = 64
 """Words of shared memory beside a row: mean, mean square, and one per warp to add up."""
 
-NORM_FLOPS_PER_ELEMENT = 4
-"""Square and add for the statistics, scale and gamma to apply them; counted."""
+RATES = Rates(latency_s=0.456e-6, start_s=2.3e-6, issue=1.44)
+"""What the kernel reaches: float32 sums wait for loads that nobody asked for ahead."""
 
-GEMV_DRAM_EFFICIENCY = 0.95 * DRAM_EFFICIENCY
-"""Reached part of the peak bandwidth by dot products of one row: 4.1 TB/s on 235 MB of weights,
-measured on an H200."""
+INSTRUCTIONS_PER_WEIGHT = 2.5
+"""A weight takes 2.5 instructions: convert, multiply-add, and a share of the loads and of
+converting x.  Counted."""
 
-GEMV_INSTRUCTIONS_PER_WEIGHT = 2.5
-"""Convert, multiply-add, and a share of the loads and of converting x.  Counted."""
-
-GEMV_PROLOGUE_LOADS = 10
-"""Dependent trips to memory or through barriers before the first weight is asked for, with a norm:
-5 us, what a norm of 4096 features in front of 50 MB of weights added on an H200.  Each wave of
-blocks normalises anew: 25,000 blocks of two columns took 79 us where 12,600 of four took 45."""
-
-GEMV_FILL_LOADS = 4
-"""The same without a norm: the start of a kernel, and the sums of its threads.  13.4 to 14.3 us for
-34 MB, measured on an H200 (`2026-11-21-skinny_plans.log`)."""
+NORM_WAIT = 6000
+"""Clocks in which a block has the statistics of its row, before it asks for the first weight: 3 us
+on an H200.  Blocks of each wave normalise anew: 25,000 of two columns took 79 us where 12,600 of
+four took 45.  That was measured with weights that are not packed; packed ones do so once."""
 
 
-class DotProducts(KernelFamily[MatmulWork]):
+class DotProducts(TiledMatmul):
     """Norm, matmul or gated projections of a row at a time, k contiguous in the weights."""
 
     names = (DOT_PRODUCTS,)
@@ -122,40 +116,30 @@ class DotProducts(KernelFamily[MatmulWork]):
             threads=threads,
         )
 
-    def steps(
-        self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size
-    ) -> Iterator[Step]:
-        """Yield the launch; each row goes through all weights again, from L2 where they fit."""
-        shape, rows = matmul_shape(work), rows_of(work, size)
-        tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
-        steps = ceil_div(shape.k, plan.block_k)
-        weights = steps * plan.block_k * plan.block_n * shape.parts
-        issued = weights * GEMV_INSTRUCTIONS_PER_WEIGHT / dev.warp_size
-        block_s = issued / (ISSUE_PER_CLOCK * dev.clock_hz)
-        # Sums are float32 FMAs on at most as many lanes as there are.
-        block_s = max(block_s, 2.0 * weights * dev.sm_count / dev.fma_float32_flops_per_s)
-        if shape.has_norm:
-            norm_s = shape.k * NORM_FLOPS_PER_ELEMENT * dev.sm_count / dev.fma_float32_flops_per_s
-            block_s += norm_s
-        moved = rows * shape.row_bytes
-        missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes)
-        x_reads = tiles_n * (2 if shape.has_norm else 1)
-        prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS
-        # That waves normalise anew was measured with weights that are not packed
-        anew = shape.has_norm and not shape.unpacked_bytes
-        yield Step(
-            blocks=rows * tiles_n,
-            foot=self.footprint(plan, work, dev),
-            block_s=block_s,
-            chain_s=(steps + 1) * MEMORY_LATENCY_S,
-            dram_bytes=shape.weight_bytes * (1 + (rows - 1) * missing) + moved,
-            l2_bytes=rows * (shape.weight_bytes + x_reads * shape.x_row_bytes) + moved,
-            flops=shape.flops(rows),
-            start_s=prologue * MEMORY_LATENCY_S,
-            wave_s=prologue * MEMORY_LATENCY_S if anew else 0.0,
-            num_stages=plan.num_stages,
-            dram_efficiency=GEMV_DRAM_EFFICIENCY,
+    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
+        """Return what `plan` asks for; each row goes through all weights."""
+        shape = matmul_shape(work)
+        weights = plan.block_k * plan.block_n * shape.parts
+        issued = weights * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
+        # Sums are float32 FMAs on at most as many lanes as there are
+        pipes = 2.0 * weights * dev.sm_count * dev.clock_hz / dev.fma_float32_flops_per_s
+        norm = NORM_WAIT * plan.block_k / shape.k if shape.has_norm else 0.0
+        return Tile(
+            rows=1,
+            columns=plan.block_n,
+            blocks=1,
+            residents=resident_blocks(self.footprint(plan, work, dev), dev),
+            multiprocessors=dev.sm_count,
+            depth=plan.block_k,
+            clocks=max(issued / ISSUE_PER_CLOCK, pipes),
+            instructions=issued / plan.num_warps + norm,
+            asked_bytes=weights * shape.stored_bytes + plan.block_k * shape.in_bytes,
+            rereads=max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes),
         )
+
+    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
+        """Return what the kernel reaches."""
+        return RATES
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None

@@ -13,10 +13,7 @@ from ..gpu_cost import (
     MEMORY_LATENCY_S,
     SFU_PER_CLOCK,
     SOFTMAX_FLOPS_PER_SCORE,
-    latency_hidden,
-    load_rounds,
     resident_blocks,
-    simt_clocks,
 )
 from ..limits import block_limits, one_stage, vector_loads
 from ..prediction import ceil_div, powers
@@ -33,6 +30,7 @@ from .attention_tiles import (
     visible_blocks,
     visible_keys,
 )
+from .fma import latency_hidden, load_rounds, simt_clocks
 from .matmuls import THREAD_OVERHEAD_REGISTERS
 
 FAMILY = "fma_attention"
@@ -121,7 +119,6 @@ class FmaAttention(KernelFamily[Attention]):
             dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
             l2_bytes=qo_bytes + kv_loads,
             flops=work.flops(**size._asdict()),
-            num_stages=plan.num_stages,
         )
 
     def blocks(

@@ -7,19 +7,13 @@ from collections.abc import Iterator
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul
 from ..family import OWN_BASELINE_ERROR, KernelFamily
-from ..gpu_cost import (
-    L2_SHARE,
-    MEMORY_LATENCY_S,
-    latency_hidden,
-    load_rounds,
-    resident_blocks,
-    simt_clocks,
-)
+from ..gpu_cost import L2_SHARE, MEMORY_LATENCY_S, resident_blocks
 from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import ceil_div, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
 from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
+from .fma import latency_hidden, load_rounds, simt_clocks
 from .matmuls import (
     DOT_PRODUCTS,
     FMA_TILES,
@@ -138,7 +132,6 @@ class FmaTiles(KernelFamily[MatmulWork]):
             dram_bytes=shape.weight_bytes + x_bytes * x_reads + stores,
             l2_bytes=tiles_m * shape.weight_bytes + tiles_n * x_bytes + stores,
             flops=shape.flops(rows),
-            num_stages=plan.num_stages,
         )
 
     def blocks(

@@ -16,8 +16,8 @@ from ....workload import GatedFFN, NormMatmul, narrow_matmuls
 from ...family import KernelFamily
 from ...prediction import Prediction, ceil_div, next_power
 from ...shape import MatmulShape, matmul_shape
-from ..triton_matmul.cost import NEXT_LAUNCH_S
-from .cost import FILL_S
+from ..tiled import NEXT_LAUNCH_S
+from .cost import RATES
 from .tiles import HALF_K, CudaPlan, together
 
 
@@ -110,5 +110,5 @@ def priced(
         Of those in front, each with the part of the multiprocessors that it takes.
     """
     later = sum(NEXT_LAUNCH_S + part * (low.seconds - dev.launch_s) for part, low in first)
-    latest = FILL_S + max(low.seconds for _, low in first)
+    latest = RATES.start_s + max(low.seconds for _, low in first)
     return replace(whole, seconds=max(whole.seconds + later, latest))

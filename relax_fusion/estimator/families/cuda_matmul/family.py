@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import PIECE_BYTES
 from ....workload import GatedFFN, NormMatmul, Packed
-from ...arrays import Seconds, Wanted, column, stacked
+from ...arrays import Seconds, Wanted
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ...gpu_cost import Rates
+from ...limits import SYSTEM_SMEM_BYTES
 from ...prediction import Prediction, ceil_div
-from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
-from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
+from ..tiled import Columns, Tile, TiledMatmul
 from ..triton_matmul.tiles import FINER_ROWS
 from . import adapters, cost
 from .dtypes import lines_violations, refuses_dtypes
@@ -68,7 +69,7 @@ MOST_OF_TWO_BLOCKS = 64
 """Accumulators of a thread of two blocks of 256 threads, which have 128 registers each."""
 
 
-class CudaMatmul(KernelFamily[MatmulWork]):
+class CudaMatmul(TiledMatmul):
     """Norm in front, matmul or gated projections: tiles of any multiple of 8 rows."""
 
     names = (FAMILY,)
@@ -163,13 +164,30 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         smem = smem_bytes(plan, weights, unpacked_by(plan, work), pairs_apart(work) > 0)
         return Footprint(smem, accumulators(plan, weights), threads)
 
+    def columns(self, work: MatmulWork) -> Columns:
+        """Return the weights of each launch; steps of adapters are behind those of k."""
+        is_apart = pairs_apart(work) > 0
+        shape = adapters.longer(work) if work.is_adapted else matmul_shape(work, pairs=is_apart)
+        return Columns(shape, [[shape.n_parts[i] for i in alike] for alike in together(work)])
+
+    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
+        """Return what `plan` asks for."""
+        plan, shape = CudaPlan.of(plan), matmul_shape(work, pairs=pairs_apart(work) > 0)
+        packed, peak = unpacked_by(plan, work), dev.tensor_flops_per_s(shape.dtype)
+        form = shape.parts, shape.out_bytes, packed, shape.has_norm, dev, peak
+        tile = cost.tile_of(plan, *form)
+        return tile._replace(store_s=cost.store_s(plan, work, shape.out_bytes))
+
+    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
+        """Return what the kernel reaches."""
+        return cost.PACKED_RATES if unpacked_by(CudaPlan.of(plan), work) else cost.RATES
+
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost, by a model that was fitted to this kernel."""
-        rows = rows_of(work, size)
-        found = cost.predict(CudaPlan.of(plan), *_launched(work, dev, rows))
+        """Return what the launches cost, with those of adapters in front."""
+        found = super().predict(plan, work, dev, size)
         if not work.is_adapted:
             return found
-        return adapters.priced(found, adapters.in_front(self, work, dev, rows), dev)
+        return adapters.priced(found, adapters.in_front(self, work, dev, rows_of(work, size)), dev)
 
     def seconds(
         self,
@@ -181,12 +199,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     ) -> Seconds:
         """Return what `predict` does, of all plans at all sizes."""
         if work.is_adapted:
-            return super().seconds(plans, work, dev, sizes, wanted)
-        launched = _launched(work, dev, column([rows_of(work, s) for s in sizes]))
-        shape = launched[0]
-        alike = shape.parts, dev.sm_count, shape.out_bytes, shape.packed
-        each = [cost.tile_of(CudaPlan.of(p), *alike) for p in plans]
-        return cost.launches(stacked(each), *launched).seconds
+            return KernelFamily.seconds(self, plans, work, dev, sizes, wanted)
+        return super().seconds(plans, work, dev, sizes, wanted)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -196,17 +210,6 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             return ()
         least, most = min(rows[0] // FEW_TILES, PART), max(rows[1], PART)
         return (plan for plan in plans if least <= plan.block_m <= most)
-
-
-def _launched(
-    work: MatmulWork, dev: DeviceSpec, rows: Any
-) -> tuple[MatmulShape, list[list[int]], DeviceSpec, Any, cost.Beside]:
-    """Return what `cost.launches` takes beside tiles."""
-    is_apart = pairs_apart(work) > 0
-    shape = adapters.longer(work) if work.is_adapted else matmul_shape(work, pairs=is_apart)
-    columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
-    rotated = any(projection.rope for projection in projections(work))
-    return shape, columns, dev, rows, cost.Beside(_adds_residual(work), rotated)
 
 
 def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:

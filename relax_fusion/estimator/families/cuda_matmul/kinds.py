@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
-from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
+from ...limits import SYSTEM_SMEM_BYTES
 from .dtypes import lines_violations
 from .tiles import FAMILY, MOST_STAGES, CudaPlan, block_k, other_bytes, stage_bytes
 

@@ -9,8 +9,8 @@ from itertools import product
 from typing import NamedTuple
 
 from ....workload import GatedFFN, NormMatmul, Packed
+from ...limits import SYSTEM_SMEM_BYTES
 from ...prediction import ceil_div
-from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from .tiles import (
     FAMILY,
     MOST_STAGES,
@@ -48,7 +48,7 @@ PRODUCTS_PER_CLOCK = 2048
 """Of float16, of one multiprocessor's tensor cores.  By the hardware, not fitted."""
 
 UNPACK_CLOCKS = 131
-"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next four
+"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next three
 were fitted to 1,913 timings of q4f16_1 (`2026-11-26-cuda_matmul-packed_interleaved.log`): from 24
 rows on, the plans that they choose are 1.7 % slower than the fastest in the mean, 18 % at most."""
 
@@ -58,13 +58,6 @@ its 64 lines."""
 
 WAITED_PART = 0.34
 """Part of the products' time in which nothing is unpacked."""
-
-UNPACKED_LATENCY_S = 3.03e-6
-"""`cost.LATENCY_S` where weights are packed."""
-
-COPY_EFFICIENCY = 0.75
-"""Part of the peak bandwidth of memory that unpacking to a copy reaches: 17 to 89 us for four
-weights."""
 
 
 def packed_of(work: NormMatmul | GatedFFN) -> tuple[Packed | None, ...]:
@@ -123,13 +116,6 @@ def unpack_clocks(plan: CudaPlan, weights: int) -> float:
     products = weights * plan.tall * plan.wide * PIECE / PRODUCTS_PER_CLOCK
     piece = max(own * plan.groups * UNPACK_CLOCKS, chain) + WAITED_PART * products
     return plan.block_k / PIECE * piece
-
-
-def stored_bytes(packed: Packed | None, in_bytes: int, k: int) -> float:
-    """Return the bytes of one element of a weight as it is stored, with its part of a scale."""
-    if packed is None:
-        return in_bytes
-    return packed.bits / 8 + in_bytes / (packed.group if packed.group > 0 else k)
 
 
 def scales(plan: CudaPlan, form: Packed) -> int:

@@ -2,11 +2,6 @@
 
 A kernel is bound by memory (each weight comes once), by how many copies are on their way at once,
 or by how fast a warp gets through its instructions, which wait for one another.
-
-The constants of the price were fitted to 122 timings on an H200, at 1, 4 and 16 rows of LLaMA and
-GPT-2 models and of narrow matmuls (`2026-11-21-skinny_plans.log`): predictions err by 4.0 % (root
-mean square), and of the plans that were tried for a workload, those that they choose lose 0.8 % on
-average.
 """
 
 from __future__ import annotations
@@ -17,14 +12,15 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...gpu_cost import resident_blocks
-from ...prediction import Bound, Prediction, ceil_div, largest
-from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...family import OWN_BASELINE_ERROR, Breaks
+from ...gpu_cost import Rates, resident_blocks
+from ...prediction import ceil_div
+from ...shape import MatmulShape, matmul_shape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
+from ..tiled import Tile, TiledMatmul
 from .tiles import (
     CHUNK,
     COPY_LANES,
@@ -60,42 +56,24 @@ OVERHEAD_REGISTERS = 40
 """Of a thread, beside its sums and operands: addresses, and what a norm unpacks.  Compiled for
 sm_90: 48 with 8 sums and 24 operands, 102 with 32 and 56."""
 
-READ_EFFICIENCY = 0.96
-"""Part of the peak bandwidth at which weights can be read."""
+RATES = Rates(
+    feed=87.5,
+    latency_s=0.491e-6,
+    issue=5.45,
+    start_s=2.31e-6,
+    wave_s=2.21e-6,
+    out_s=132e-12,
+    meet_s=1.2e-6,
+)
+"""What the kernel reaches.  Rows come again for every tile of columns, which shows in no timing:
+all blocks ask for the same ones at once."""
 
-FETCH_EFFICIENCY = 0.95
-"""Part of the peak bandwidth of L2 at which they come from there; not fitted.  That rows come again
-for every tile of columns shows in no timing: all blocks ask for the same ones at once."""
-
-LATENCY_S = 0.67e-6
-"""From asking for a line to having it, under load."""
-
-CLOCKS_PER_INSTRUCTION = 7.5
-"""Of a warp, counting one for each line of a chunk, for its copy and its loads, and one for each
-``mma``."""
-
-OVERLAP = 2.9
-"""Exponent of the sum of all these: the larger, the better the shorter ones are hidden."""
-
-FILL_S = 2.4e-6
-"""From the start of a kernel to the first product, and from the last one to the last store."""
-
-WAVE_S = 1.2e-6
-"""What further waves of thread blocks add: they begin and end as the first did."""
-
-CLUSTER_S = 1.2e-6
-"""What it adds that blocks of a cluster start together, meet, and read each other's sums."""
-
-NORM_S = 1.3e-6
-"""What a kernel in front for the norm adds, where weights are on their way meanwhile."""
-
-NORM_S_PER_ROW, NORM_S_PER_WAVE = 0.47e-6, 1.76e-6
-"""What it adds, for each row, that blocks gather the statistics of their rows first; and how long,
-for each row and each further wave, no weights are asked for, which memory may hide
+NORM_S_PER_ROW = 0.47e-6
+"""Blocks that gather the statistics of their rows first take so many seconds for each
 (`2026-11-28-dot_products.json`)."""
 
 
-class FewRows(KernelFamily[MatmulWork]):
+class FewRows(TiledMatmul):
     """Norm, matmul or gated projections of a few rows; all warps of a block have its columns."""
 
     names = (FAMILY,)
@@ -183,46 +161,32 @@ class FewRows(KernelFamily[MatmulWork]):
         registers = columns * plan.block_m // 32 + operands + OVERHEAD_REGISTERS
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost, by a model that was fitted to these kernels."""
-        shape, rows = matmul_shape(work), rows_of(work, size)
-        foot = self.footprint(plan, work, dev)
-        seconds, all_waves = 0.0, 0
-        terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "latency": 0.0, "compute": 0.0}
-        slots = dev.sm_count * resident_blocks(foot, dev)
-        inside = work.norm is not None and normalises(plan)
-        gathered = NORM_S_PER_WAVE * min(rows, plan.block_m) if inside else 0.0
-        for n in shape.n_parts:
-            blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
-            waves = ceil_div(blocks, slots)
-            # Blocks of other rows and the same columns are far apart in time
-            weights = ceil_div(rows, plan.block_m) * n * shape.parts * shape.k * shape.in_bytes
-            asked = _step_bytes(plan, shape) * (plan.num_stages - 1) * min(blocks, slots)
-            times = (
-                weights / (dev.dram_bytes_per_s * READ_EFFICIENCY),
-                weights / (dev.l2_bytes_per_s * FETCH_EFFICIENCY),
-                LATENCY_S * _fetched(shape, plan, n, rows) / asked + gathered * (waves - 1),
-                waves * _warp_clocks(plan, shape) / dev.clock_hz,
-            )
-            for name, value in zip(terms, times, strict=True):
-                terms[name] += value
-            seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
-            seconds += WAVE_S * (waves > 1) + CLUSTER_S * (plan.split_k > 1)
-            all_waves += waves
-        launches = len(shape.n_parts)
-        if inside:
-            seconds += launches * min(rows, plan.block_m) * NORM_S_PER_ROW
-        elif work.norm is not None:
-            seconds += NORM_S if _has_clusters(dev) else dev.launch_s
-        terms["launch"] = launches * (dev.launch_s + FILL_S)
-        side = rows * shape.row_bytes
-        return Prediction(
-            seconds + terms["launch"],
-            shape.weight_bytes + side,
-            shape.flops(rows),
-            all_waves,
-            largest(terms),
+    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
+        """Return what `plan` asks for."""
+        shape = matmul_shape(work)
+        columns = shape.parts * plan.block_n
+        weight_bytes = columns * plan.block_k * shape.in_bytes
+        return Tile(
+            rows=plan.block_m,
+            columns=plan.block_n,
+            blocks=plan.split_k,
+            residents=resident_blocks(self.footprint(plan, work, dev), dev),
+            multiprocessors=dev.sm_count,
+            depth=plan.block_k * plan.split_k,
+            ahead=plan.num_stages - 1,
+            instructions=_instructions(plan, shape),
+            weight_bytes=weight_bytes,
+            asked_bytes=weight_bytes,
+            sums=columns * plan.block_m,
+            meetings=plan.split_k > 1,
+            rereads=1.0,  # by blocks of other rows, which are far apart in time
+            in_front=shape.has_norm and not normalises(plan),
+            row_s=NORM_S_PER_ROW * (shape.has_norm and normalises(plan)),
         )
+
+    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
+        """Return what the kernel reaches."""
+        return RATES
 
 
 def _least_columns(shape: MatmulShape) -> int:
@@ -279,19 +243,12 @@ def _copy_violations(shape: MatmulShape) -> Iterator[str]:
             )
 
 
-def _fetched(shape: MatmulShape, plan: TilePlan, n: int, rows: int) -> float:
-    """Return the bytes of weights and rows that the thread blocks of a projection copy."""
-    columns = ceil_div(n, plan.block_n)
-    weights = columns * plan.block_n * shape.parts * ceil_div(rows, plan.block_m)
-    return float((weights + columns * rows) * shape.k * shape.in_bytes)
+def _instructions(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the instructions that a warp issues in a step.
 
-
-def _warp_clocks(plan: TilePlan, shape: MatmulShape) -> float:
-    """Return how long a warp issues the instructions of its part of k."""
+    One is counted for each line of a chunk, for its copy and its loads, and one for each ``mma``.
+    """
     columns = shape.parts * plan.block_n
     products = columns // MMA_COLUMNS * (plan.block_m // MMA_ROWS)
-    slices = CHUNK // MMA_K
-    instructions = columns + plan.block_m + products * slices  # of a chunk
     chunks = plan.block_k // (CHUNK * plan.num_warps)
-    steps = ceil_div(shape.k, plan.block_k * plan.split_k)
-    return float(steps * chunks * instructions * CLOCKS_PER_INSTRUCTION)
+    return chunks * (columns + plan.block_m + products * (CHUNK // MMA_K))

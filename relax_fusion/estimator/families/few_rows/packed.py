@@ -1,10 +1,7 @@
 """Tensor cores for at most 16 rows and packed weights, which are unpacked in registers.
 
 A kernel is bound by memory, by L2, which gives the rows to every thread block, by how many words
-are on their way at once, or by how fast warps unpack and multiply.  The constants of the price were
-fitted to 238 timings on an H200, at 1 to 16 rows of LLaMA-3.1-8B in q4f16_1: predictions err by
-9 % (root mean square), and of the plans that were timed for a workload, those that they choose lose
-0.5 % on average, 2.2 % at most (`2026-11-23-packed_plans.md`).
+are on their way at once, or by how fast warps unpack and multiply.
 """
 
 from __future__ import annotations
@@ -15,10 +12,11 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...gpu_cost import ISSUE_PER_CLOCK, resident_blocks
-from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
-from ...shape import Size, matmul_shape, rows_of
+from ...family import OWN_BASELINE_ERROR, Breaks
+from ...gpu_cost import ISSUE_PER_CLOCK, Rates, resident_blocks
+from ...limits import SYSTEM_SMEM_BYTES
+from ...prediction import HALF_DTYPES, ceil_div
+from ...shape import matmul_shape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..dot_products import DotProducts
@@ -30,7 +28,7 @@ from ..matmuls import (
     packed_form,
     refuses_scattered,
 )
-from ..tensor_cores import tiles as mma
+from ..tiled import Tile, TiledMatmul
 from .dequantised import MEMBERS, PIECE, width
 from .tiles import (
     MMA_COLUMNS,
@@ -51,36 +49,25 @@ BLOCK_COLUMNS = (16, 32, 48, 64, 128)
 BLOCK_WARPS = (4, 8, 16)
 """Of a thread block, which take turns along k."""
 
-READ_EFFICIENCY = 0.98
-"""Part of the peak bandwidth at which words can be read."""
+RATES = Rates(
+    feed=41.9,
+    latency_s=0.53e-6,
+    start_s=2.64e-6,
+    wave_s=0.264e-6,
+    out_s=19e-12,
+)
+"""What the kernel reaches."""
 
 UNPACKING, MULTIPLYING = 4.4, 0.33
-"""Clocks of a multiprocessor's quarter for the weights of a warp, and more for each eight rows."""
+"""A multiprocessor's quarter takes `UNPACKING` clocks for the weights of a warp, and `MULTIPLYING`
+more for each eight rows."""
 
 MANY_WARPS, FEWER = 16, 0.44
-"""Warps of a multiprocessor that keep it busy, and the exponent of its speed with fewer."""
+"""16 warps keep a multiprocessor busy; its speed with fewer has the exponent `FEWER`."""
 
-LATENCY_S = 0.7e-6
-"""From asking for words to having them."""
-
-OVERLAP = 3.5
-"""Exponent of the sum of these."""
-
-FILL_S = 1.0e-6
-"""From the start of a kernel to the first product, and from the last one to the last store."""
-
-ASKED_BYTES_PER_S = 190e9
-"""At which a multiprocessor gets what all of its threads ask for at first."""
-
-SUM_S = 2.3e-9
-"""Of a column, a warp and eight rows: adding up what the warps have."""
-
-FRONT_S, INSIDE_S = 2.0e-6, 0.4e-6
-"""What a norm adds, in front or inside; words are on their way meanwhile.  Behind other kernels, a
+INSIDE_S = 0.4e-6
+"""A norm inside adds 0.4e-6 seconds; words are on their way meanwhile.  Behind other kernels, a
 layer of LLaMA-3.1-8B took 1.6 us less with the norm inside (`2026-11-23-early_launches.md`)."""
-
-WAVE_S = 0.7e-6
-"""What further waves of thread blocks add: they begin and end as the first did."""
 
 OVERHEAD_REGISTERS = 36
 """Of a thread, beside sums, rows and scales: addresses, and the words that are being unpacked."""
@@ -105,7 +92,7 @@ class PackedPlan(TilePlan):
         return 1 if self.keeps_row else self.block_m
 
 
-class PackedRows(KernelFamily[MatmulWork]):
+class PackedRows(TiledMatmul):
     """Norm, matmul or gated projections of a few rows; threads unpack what they multiply."""
 
     names = (PACKED_FAMILY,)
@@ -201,52 +188,35 @@ class PackedRows(KernelFamily[MatmulWork]):
         registers = tall * held + x + ahead * held + OVERHEAD_REGISTERS
         return Footprint(max(rows + copied, sums), registers, threads)
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost."""
-        shape, rows = matmul_shape(work), rows_of(work, size)
-        own, foot = PackedPlan.of(plan), self.footprint(plan, work, dev)
-        resident = resident_blocks(foot, dev, mma.SYSTEM_SMEM_BYTES)
-        ahead = min(plan.num_stages, ceil_div(work.k, plan.block_k))
-        columns = plan.block_n * shape.parts
-        copied = foot.threads * ahead * columns // 8 * width(work.k) * _bits(work) // 8
-        bandwidth = dev.dram_bytes_per_s * READ_EFFICIENCY
-        tall, height = ceil_div(rows, own.height), plan.block_m // MMA_ROWS
-        terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "compute": 0.0, "latency": 0.0}
-        seconds, all_waves = 0.0, 0
-        for n in shape.n_parts:
-            blocks = tall * ceil_div(n, plan.block_n)
-            busiest, waves = (ceil_div(blocks, dev.sm_count * r) for r in (1, resident))
-            moved = tall * n / shape.n * shape.weight_bytes
-            read = moved + blocks * min(rows, own.height) * shape.k * shape.in_bytes
-            there = min(busiest, resident)
-            rate = min(1.0, (there * plan.num_warps / MANY_WARPS) ** FEWER)
-            clocks = (UNPACKING + MULTIPLYING * height) / (dev.warp_size * rate)
-            turns = moved * busiest / blocks / (there * copied)
-            times = (
-                moved / bandwidth,
-                read / dev.l2_bytes_per_s,
-                busiest * columns * shape.k * clocks / (ISSUE_PER_CLOCK * dev.clock_hz),
-                LATENCY_S * turns,
-            )
-            for name, value in zip(terms, times, strict=True):
-                terms[name] += value
-            seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
-            seconds += WAVE_S * (waves - 1) + there * copied / ASKED_BYTES_PER_S
-            seconds += SUM_S * columns * plan.num_warps * height
-            all_waves += waves
-        terms["launch"] = len(shape.n_parts) * (dev.launch_s + FILL_S)
-        if work.norm is not None:
-            front = FRONT_S if dev.capabilities.dependent_launch else dev.launch_s
-            inside = own.keeps_row and not work.norm.residual
-            terms["launch"] += INSIDE_S if inside else front
-        side = rows * shape.row_bytes
-        return Prediction(
-            seconds + terms["launch"],
-            shape.weight_bytes + side,
-            shape.flops(rows),
-            all_waves,
-            largest(terms),
+    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
+        """Return what `plan` asks for."""
+        shape, own = matmul_shape(work), PackedPlan.of(plan)
+        columns, height = plan.block_n * shape.parts, plan.block_m // MMA_ROWS
+        inside = own.keeps_row and not (work.norm is not None and work.norm.residual)
+        each = (UNPACKING + MULTIPLYING * height) / dev.warp_size / ISSUE_PER_CLOCK
+        clocks = columns * plan.block_k * each
+        return Tile(
+            rows=own.height,
+            columns=plan.block_n,
+            blocks=1,
+            residents=resident_blocks(self.footprint(plan, work, dev), dev, SYSTEM_SMEM_BYTES),
+            multiprocessors=dev.sm_count,
+            depth=plan.block_k,
+            ahead=min(plan.num_stages, ceil_div(work.k, plan.block_k)),
+            clocks=clocks,
+            instructions=clocks * (MANY_WARPS / plan.num_warps) ** FEWER,
+            weight_bytes=columns * plan.block_k * shape.stored_bytes,
+            row_bytes=plan.block_k * shape.in_bytes,
+            asked_bytes=plan.block_k * shape.in_bytes * own.height,
+            sums=columns * plan.num_warps * plan.block_m,
+            rereads=1.0,
+            in_front=shape.has_norm and not inside,
+            row_s=INSIDE_S * (shape.has_norm and inside),
         )
+
+    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
+        """Return what the kernel reaches."""
+        return RATES
 
 
 def _bits(work: MatmulWork) -> int:

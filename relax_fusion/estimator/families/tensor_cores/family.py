@@ -10,15 +10,16 @@ from math import gcd
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
 from ....workload import GatedFFN, NormMatmul
-from ...arrays import Seconds, Wanted, column, stacked
-from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
-from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...family import OWN_BASELINE_ERROR, Breaks
+from ...gpu_cost import Rates
+from ...prediction import HALF_DTYPES, ceil_div
+from ...shape import MatmulShape, matmul_shape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits, refuses_scattered
+from ..tiled import Tile, TiledMatmul
 from ..triton_matmul.tiles import FINER_ROWS
 from . import cost
 from .tiles import (
@@ -52,7 +53,7 @@ GROUP_STAGES = range(3, 9)
 """Of them one is multiplied, and one waits for its readers."""
 
 
-class TensorCores(KernelFamily[MatmulWork]):
+class TensorCores(TiledMatmul):
     """Norm, matmul or gated projections by ``mma.sync`` of warps or ``wgmma`` of warp groups."""
 
     names = FAMILIES
@@ -134,36 +135,13 @@ class TensorCores(KernelFamily[MatmulWork]):
             registers = warp_registers(plan.reg_m, columns)
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost, by a model that was fitted to these kernels."""
-        shape, rows = matmul_shape(work), rows_of(work, size)
-        tile = cost.tile_of(plan, shape, self.footprint(plan, work, dev), dev)
-        found = cost.launches(tile, shape, dev, rows)
-        launching = len(shape.n_parts) * (dev.launch_s + cost.FILL_S) + found.joining
-        terms: dict[Bound, float] = {
-            "launch": launching,
-            "dram": found.dram,
-            "compute": found.compute,
-            "latency": found.latency,
-            "l2": found.l2,
-        }
-        moved = shape.weight_bytes + rows * shape.row_bytes
-        return Prediction(
-            *(float(found.seconds), moved, shape.flops(rows), int(found.waves), largest(terms))
-        )
+    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
+        """Return what `plan` asks for."""
+        return cost.tile_of(plan, matmul_shape(work), self.footprint(plan, work, dev), dev)
 
-    def seconds(
-        self,
-        plans: Sequence[TilePlan],
-        work: MatmulWork,
-        dev: DeviceSpec,
-        sizes: Sequence[Size],
-        wanted: Wanted,
-    ) -> Seconds:
-        """Return what `predict` does, of all plans at all sizes."""
-        shape, rows = matmul_shape(work), column([rows_of(work, size) for size in sizes])
-        each = [cost.tile_of(p, shape, self.footprint(p, work, dev), dev) for p in plans]
-        return cost.launches(stacked(each), shape, dev, rows).seconds
+    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
+        """Return what the kernel reaches."""
+        return cost.rates_of(plan, matmul_shape(work), dev)
 
 
 def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from ....hardware import DeviceSpec
 from ....hardware.instructions import COPY_BYTES, MMA, SLICE_BYTES, WARP_GROUP_MMA
 from ....workload import INTEGER_DTYPES
+from ...limits import SYSTEM_SMEM_BYTES
 from ...prediction import HALF_DTYPES
 from ...shape import MatmulShape
 
@@ -33,9 +34,6 @@ DTYPES = (*HALF_DTYPES, *INTEGER_DTYPES, "float32")
 
 SUM_BYTES = 4
 """Of one sum."""
-
-SYSTEM_SMEM_BYTES = 1 << 10
-"""Shared memory that the system keeps for itself in each thread block."""
 
 OVERHEAD_REGISTERS = 40
 """Of a thread, beside its accumulators and two sets of operands.  Compiled for sm_90: 232 with 128

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ...gpu_cost import resident_blocks
+from ...limits import SYSTEM_SMEM_BYTES
 from ...shape import MatmulShape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from .tiles import (
     BLOCKS,
     FAMILY,
-    SYSTEM_SMEM_BYTES,
     WARP_TILE,
     filling_stages,
     warp_columns,

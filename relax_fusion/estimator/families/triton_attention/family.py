@@ -25,7 +25,6 @@ from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import AttentionSize, Size, attention_qo_bytes, attention_size
 from ...steps import Footprint
 from ...tile_plan import TilePlan
-from ..triton_matmul.cost import READ_EFFICIENCY
 from . import cost
 from .tiles import (
     FAMILIES,
@@ -161,7 +160,7 @@ class TritonAttention(KernelFamily[Attention]):
         size = attention_size(work, size)
         load = cost.load(work, plan, dev, size)
         moved = attention_qo_bytes(work, size) + cost.kv_bytes(work, size)
-        times: dict[Bound, float] = {"dram": moved / (dev.dram_bytes_per_s * READ_EFFICIENCY)}
+        times: dict[Bound, float] = {"dram": moved / (dev.dram_bytes_per_s * dev.read_part)}
         launch = dev.launch_s + cost.FILL_S[plan.family]
         if plan.family in cost.SHORT_S_PER_SCORE:
             at_once = min(load.resident, ceil_div(load.programs, dev.sm_count))

@@ -8,22 +8,22 @@ from itertools import product
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
 from ....workload import DynamicDim, GatedFFN, NormMatmul
-from ...arrays import Seconds, Wanted, column, stacked
-from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
-from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...family import OWN_BASELINE_ERROR, Breaks
+from ...gpu_cost import Rates
+from ...prediction import HALF_DTYPES, ceil_div
+from ...shape import MatmulShape, matmul_shape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..cuda_matmul.family import CudaMatmul
 from ..cuda_matmul.refusals import projections
 from ..matmuls import MatmulWork
+from ..tiled import Columns, Tile, TiledMatmul
 from . import cost
 from .tiles import (
     FAMILIES,
     FINER_ROWS,
     accumulators,
     launches,
-    norm_inside,
     smem_bytes,
     triton_plan,
 )
@@ -50,7 +50,7 @@ hold: 1.11 and 1.21 of it with two and four tiles of rows (`2026-11-21-judge_est
 and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed5.md`)."""
 
 
-class TritonMatmul(KernelFamily[MatmulWork]):
+class TritonMatmul(TiledMatmul):
     """Norm, matmul or gated projections: "gemv" and "pointer"."""
 
     names = FAMILIES
@@ -123,37 +123,18 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         sums = accumulators(plan, shape)
         return Footprint(smem_bytes(plan, shape), sums, threads)
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost, by a model that was fitted to these kernels."""
-        shape, rows = matmul_shape(work, pairs=False), rows_of(work, size)
-        tile = cost.tile_of(plan, shape, dev, norm_inside(work, plan))
-        columns = _columns(work, shape)
-        found = cost.launches(tile, shape, columns, dev, rows)
-        terms: dict[Bound, float] = {
-            "launch": cost.start_s(tile, columns, dev),
-            "dram": found.dram,
-            "l2": found.l2,
-            "compute": found.compute,
-            "latency": found.latency,
-        }
-        moved = shape.weight_bytes + rows * shape.row_bytes
-        return Prediction(
-            *(float(found.seconds), moved, shape.flops(rows), int(found.waves), largest(terms))
-        )
+    def columns(self, work: MatmulWork) -> Columns:
+        """Return the weights of each launch."""
+        shape = matmul_shape(work, pairs=False)
+        return Columns(shape, [[shape.n_parts[i] for i in some] for some in launches(work)])
 
-    def seconds(
-        self,
-        plans: Sequence[TilePlan],
-        work: MatmulWork,
-        dev: DeviceSpec,
-        sizes: Sequence[Size],
-        wanted: Wanted,
-    ) -> Seconds:
-        """Return what `predict` does, of all plans at all sizes."""
-        shape, rows = matmul_shape(work, pairs=False), column([rows_of(work, s) for s in sizes])
-        tiles = stacked([cost.tile_of(p, shape, dev, norm_inside(work, p)) for p in plans])
-        found = cost.launches(tiles, shape, _columns(work, shape), dev, rows)
-        return found.seconds
+    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
+        """Return what `plan` asks for."""
+        return cost.tile_of(plan, work, dev)
+
+    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
+        """Return what the kernel reaches."""
+        return cost.RATES[plan.family]
 
     def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
         """Return what is done before the kernel in front ends."""
@@ -165,11 +146,6 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         """Yield the rows of dot products."""
         if plan.family == "gemv":
             yield "the rows", most or 0
-
-
-def _columns(work: MatmulWork, shape: MatmulShape) -> list[list[int]]:
-    """Return the columns of the weights of each launch."""
-    return [[shape.n_parts[i] for i in together] for together in launches(work)]
 
 
 def _gemv_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:

@@ -5,7 +5,7 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 ``gemv``     one row: dot products, no tensor cores, any device
 ``pointer``  tiles on tensor cores, operands loaded through pointers; k may be split
 
-`cost` prices them.
+`cost` has their tiles and rates.
 """
 
 from __future__ import annotations

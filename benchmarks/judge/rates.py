@@ -1,0 +1,267 @@
+"""Fit the rates of all matmul kernels for NVIDIA GPUs to all recorded times, and judge prices.
+
+    python -m benchmarks.judge.rates          # what today's rates give: losses, errors, families
+    python -m benchmarks.judge.rates --fit    # fits them anew, and prints what it found
+
+No GPU is needed: `benchmarks.judge.recorded` reads the times.  What is fitted are the logarithms of
+the fields of `Rates` and of `DEVICE`, by Gauss-Newton steps; errors beyond 12 % count less than
+their squares, plans far from the fastest of a group count less, and what no time tells stays where
+it is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.judge.recorded import Recorded, h200, records
+from relax_fusion.estimator.arrays import stacked
+from relax_fusion.estimator.families.tiled import TiledMatmul, launch_of, launches
+from relax_fusion.estimator.gpu_cost import Launch, Rates, price
+from relax_fusion.hardware import DeviceSpec
+
+DEVICE = ("read_part", "l2_part", "slowed_part", "slowed_s")
+"""The fields of a device that are fitted with the rates."""
+
+NEAR, FAR = ((1.5, 1.0), (2.0, 0.5)), 0.1
+"""Weights of plans up to so many times as long as the fastest of their group, and of others."""
+
+CELLS = 1.6
+"""The weight of a time that was taken beside those of other families."""
+
+KNEE, PRIOR, FARTHEST = 0.12, 0.02, 3.0
+"""The error beyond which a square becomes a line; the weight of what a rate was before; and the
+most that the logarithm of a rate changes."""
+
+
+class Kernel(NamedTuple):
+    """The times of a kernel, as the arrays that its price is computed with.
+
+    Parameters
+    ----------
+    name : str
+        What has these rates.
+    rates : Rates
+        As they are.
+    launch : Launch
+        All launches, those of one time after those of another.
+    of : array of int
+        The number of the time of each launch.
+    rest_s : array of float
+        What a price has beside its launches and their start.
+    us, weights : array of float
+        The times, and how much each counts.
+    numbers : array of int
+        Their places among all times.
+    """
+
+    name: str
+    rates: Rates
+    launch: Launch
+    of: Any
+    rest_s: Any
+    us: Any
+    weights: Any
+    numbers: Any
+
+    def errors(self, rates: Rates, dev: DeviceSpec) -> Any:
+        """Return the logarithms of prices over times."""
+        seconds = self.rest_s + rates.start_s
+        seconds = seconds + np.bincount(self.of, price(self.launch, rates, dev).seconds)
+        return np.log(1e6 * seconds / self.us)
+
+
+def kernels(times: Sequence[Recorded], dev: DeviceSpec) -> list[Kernel]:
+    """Return the kernels whose prices are those of tiles."""
+    best: dict[tuple[str, str, str], float] = defaultdict(lambda: math.inf)
+    for each in times:
+        best[_group(each)] = min(best[_group(each)], each.us)
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for number, each in enumerate(times):
+        if isinstance(each.family, TiledMatmul):
+            kinds[each.kind].append(number)
+    return [
+        _kernel(kind, [times[i] for i in some], best, dev)._replace(numbers=np.array(some))
+        for kind, some in kinds.items()
+    ]
+
+
+def _group(each: Recorded) -> tuple[str, str, str]:
+    """Return what one time is compared with: of all families where they were timed together."""
+    together = each.source == "families"
+    return each.source, each.group, "" if together else type(each.family).__name__
+
+
+def _kernel(
+    kind: str, times: Sequence[Recorded], best: dict[tuple[str, str, str], float], dev: DeviceSpec
+) -> Kernel:
+    found, of, rest, weights = [], [], [], []
+    for number, each in enumerate(times):
+        tile, rates = (ask(each.plan, each.work, dev) for ask in _asked(each.family))
+        columns = each.family.columns(each.work)
+        own = [launch_of(tile, columns.shape, some, dev, each.rows) for some in columns.launches]
+        whole = launches(tile, rates, columns, dev, each.rows).seconds
+        of += [number] * len(own)
+        found += own
+        spent = sum(price(launch, rates, dev).seconds for launch in own)
+        rest.append(whole - spent - rates.start_s)
+        over = each.us / best[_group(each)]
+        weight = next((w for most, w in NEAR if over < most), FAR)
+        weights.append(weight * (CELLS if each.source == "families" else 1.0))
+    arrays = (np.array(some) for some in (of, rest, [t.us for t in times], weights))
+    return Kernel(kind, rates, stacked(found), *arrays, ())
+
+
+def _asked(family: TiledMatmul) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return family.tile_of, family.rates_of
+
+
+class Unknown(NamedTuple):
+    """A number that is fitted: of a kernel's rates, or of the device where there is none."""
+
+    kernel: int | None
+    field: str
+    start: float
+
+
+def fit(each: Sequence[Kernel], dev: DeviceSpec) -> tuple[list[Rates], DeviceSpec]:
+    """Return the rates of each kernel, and the device, that give the times best."""
+    unknowns = [Unknown(None, field, getattr(dev, field)) for field in DEVICE]
+    for number, kernel in enumerate(each):
+        known = kernel.rates._asdict().items()
+        unknowns += [Unknown(number, f, v) for f, v in known if 0 < v < math.inf]
+
+    def applied(x: Any) -> tuple[list[Rates], DeviceSpec]:
+        rates, device = [kernel.rates for kernel in each], {}
+        for (number, field, start), log in zip(unknowns, x, strict=True):
+            value = float(start * math.exp(log))
+            if number is None:
+                device[field] = value
+            else:
+                rates[number] = rates[number]._replace(**{field: value})
+        return rates, replace(dev, **device)
+
+    def errors(x: Any) -> Any:
+        rates, device = applied(x)
+        return np.concatenate([k.errors(r, device) for k, r in zip(each, rates, strict=True)])
+
+    weights = np.concatenate([kernel.weights for kernel in each])
+    return applied(_minimised(errors, weights, len(unknowns)))
+
+
+def _minimised(errors: Callable[[Any], Any], weights: Any, count: int) -> Any:
+    """Return the logarithms that make the weighted sum of errors least, from 0 on."""
+
+    def cost(e: Any, x: Any) -> float:
+        size = np.abs(e)
+        each = np.where(size < KNEE, size * size, KNEE * (2 * size - KNEE))
+        return float(weights @ each + PRIOR * x @ x)
+
+    x, unit = np.zeros(count), np.eye(count)
+    e, damping = errors(x), 1e-2
+    for _ in range(30):
+        slopes = np.stack([(errors(x + 1e-3 * one) - e) / 1e-3 for one in unit], axis=1)
+        bent = weights / np.maximum(1, np.abs(e) / KNEE)
+        matrix = (slopes * bent[:, None]).T @ slopes + PRIOR * unit
+        downhill = (slopes * bent[:, None]).T @ e + PRIOR * x
+        for _ in range(8):
+            step = np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), downhill)
+            there = np.clip(x - np.clip(step, -0.5, 0.5), -FARTHEST, FARTHEST)
+            if cost(errors(there), there) < cost(e, x) * (1 - 1e-5):
+                x, e, damping = there, errors(there), damping / 3
+                break
+            damping *= 4
+        else:
+            return x
+    return x
+
+
+class Fares(NamedTuple):
+    """How prices fare on times.
+
+    Parameters
+    ----------
+    losses : dict
+        By source and family, what the plan of the least price loses to the fastest of its group; by
+        source and ``""``, what the family of the least price loses where they were timed together.
+    errors : dict
+        By kernel, the logarithms of prices over times, of plans up to 1.3 times as long as the
+        fastest.
+    """
+
+    losses: dict[tuple[str, str], list[float]]
+    errors: dict[str, list[float]]
+
+    def text(self) -> str:
+        """Return a line for each."""
+        lines = []
+        for (source, family), some in sorted(self.losses.items()):
+            numbers = (
+                f"{len(some)} groups, loss {statistics.fmean(some):.2%}, worst {max(some):.1%}"
+            )
+            lines.append(f"{source} {family or 'by all prices'}: {numbers}")
+        for kind, some in sorted(self.errors.items()):
+            size, mean = root_mean_square(some), statistics.fmean(some)
+            lines.append(f"{kind}: {len(some)} near, error {size:.3f}, mean {mean:+.3f}")
+        return "\n".join(lines)
+
+
+def root_mean_square(some: Sequence[float]) -> float:
+    """Return the root of the mean of squares."""
+    return math.sqrt(statistics.fmean(e * e for e in some))
+
+
+def judged(times: Sequence[Recorded], prices_us: Sequence[float]) -> Fares:
+    """Compare prices with times."""
+    groups: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    for each, us in zip(times, prices_us, strict=True):
+        groups[_group(each)].append((us, each.us, each.kind))
+    fares = Fares(defaultdict(list), defaultdict(list))
+    for (source, _, family), some in groups.items():
+        best = min(us for _, us, _ in some)
+        if len(some) > 1:
+            fares.losses[source, family].append(min(some)[1] / best - 1)
+        for priced, us, kind in some:
+            fares.errors[kind] += [math.log(priced / us)] * (us < 1.3 * best)
+    return fares
+
+
+def prices_of(times: Sequence[Recorded], dev: DeviceSpec) -> list[float]:
+    """Return today's prices in microseconds."""
+    return [1e6 * e.family.predict(e.plan, e.work, dev, e.rows).seconds for e in times]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge today's prices, and fit them anew where that is asked for."""
+    parser = ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--fit", action="store_true", help="fit the rates anew")
+    args = parser.parse_args(argv)
+    dev, times = h200(), records()
+    prices = prices_of(times, dev)
+    print(f"{len(times)} times, {dev.label}\n\n{judged(times, prices).text()}")
+    if not args.fit:
+        return 0
+    every = kernels(times, dev)
+    rates, device = fit(every, dev)
+    for kernel, own in zip(every, rates, strict=True):
+        for number, error in zip(kernel.numbers, kernel.errors(own, device), strict=True):
+            prices[number] = times[number].us * math.exp(error)
+    print(f"\nFitted:\n\n{judged(times, prices).text()}")
+    print("\nDevice: " + ", ".join(f"{f}={getattr(device, f):.3g}" for f in DEVICE))
+    for kernel, found in zip(every, rates, strict=True):
+        usual = Rates()._asdict()
+        own = {f: v for f, v in found._asdict().items() if v != usual[f]}
+        print(f"{kernel.name}: Rates(" + ", ".join(f"{f}={v:.3g}" for f, v in own.items()) + ")")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
