@@ -49,7 +49,7 @@ from .mend.unaligned_arguments import UnalignedArguments
 from .mend.views import RewriteReshapes
 from .mend.wide_indices import WidenIndices
 from .options import PipelineOptions, make_options
-from .passes import PATTERNS
+from .passes import FusePatterns
 from .phases import Phase, run_phases
 from .transforms.annotate import (
     AttachAdditionalPrimFuncs,
@@ -113,9 +113,8 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
     passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
     if (report := options.report) is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
-    ahead = [CompileAhead(options.target)] if has_triton(options.target) else []
-    for name, make in PATTERNS.items():
-        passes += [make(options.fuse), *ahead] if name not in options.disable else []
+    passes.append(FusePatterns(options.fuse))
+    passes += [CompileAhead(options.target)] if has_triton(options.target) else []
     passes += [WidenFloat8Products(options.target), FuseDequantize(), SeparateWrites()]
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas

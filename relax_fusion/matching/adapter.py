@@ -100,7 +100,7 @@ def _low_rank(view: BlockView, expr: relax.Expr) -> _LowRank | None:
     if a is None:
         return None
     covers = (*a.covers, *between, *b.covers, *behind)
-    return _LowRank(a, b, inner, outer, covers) if view.is_free(*covers) else None
+    return _LowRank(a, b, inner, outer, covers)
 
 
 def _unscaled(view: BlockView, expr: relax.Expr) -> tuple[float, relax.Expr, tuple[relax.Var, ...]]:

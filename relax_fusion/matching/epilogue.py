@@ -123,7 +123,7 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     step = None if are_sums else _activation_after(view, chain)
     if step is not None:
         return step
-    if len(users) != 1 or not view.is_free(users[0]):
+    if len(users) != 1:
         return None
     user = users[0]
     if is_call(view.defs[user], "relax.reshape") and keeps_features(chain.out, user):
@@ -177,7 +177,7 @@ def _combined(
         if cast is None:
             return None
         alone = isinstance(other, relax.Var) and view.only_user(other) is not None
-        if alone and view.is_free(other):
+        if alone:
             chain = replace(chain, covers=(*chain.covers, other))
         other = cast.args[0]
     if dtype_of(other) != dtype:
@@ -199,8 +199,6 @@ def _activation_after(view: BlockView, chain: Chain) -> Chain | None:
     for end in reversed(_ends_after(view, chain.out)):  # the square of a ReLU holds a ReLU
         found = activation(view, end)
         if found is None or not found.source.same_as(chain.out):
-            continue
-        if not view.is_free(*found.covers):
             continue
         inside = set(found.covers)
         readers = set(view.uses(chain.out))

@@ -90,12 +90,9 @@ def _rounded(view: BlockView, var: relax.Var, wide: Normed) -> Normed | None:
 def _narrow(
     view: BlockView, expr: relax.Expr, covers: tuple[relax.Var, ...]
 ) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
-    """Look through a cast: return what it is of, and `covers` with it if nothing else reads it.
-
-    A cast that another kernel has already made is no cast any more.
-    """
+    """Look through a cast: return what it is of, and `covers` with it if nothing else reads it."""
     cast = view.call(expr, "relax.astype")
-    if cast is None or not view.is_free(expr) or not view.memory.is_constant(cast.args[0]):
+    if cast is None or not view.memory.is_constant(cast.args[0]):
         return None
     return cast.args[0], (*_read_only_by(view, expr, covers), *covers)
 
@@ -120,7 +117,7 @@ def _parameter(
     Returns that tensor, whether 1 is added to it, and `covers` with what nothing else reads.
     """
     found, offset = (expr, False, covers), False
-    while isinstance(expr, relax.Var) and view.is_free(expr):
+    while isinstance(expr, relax.Var):
         cast = view.call(expr, "relax.astype")
         less = None if offset else _less_one(view, expr)
         if cast is not None and dtype_of(expr) in ("float32", dtype):

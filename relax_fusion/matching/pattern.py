@@ -7,7 +7,7 @@ and cannot say why it refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeGuard
 
@@ -173,7 +173,8 @@ class BlockView:
             for read in reads:
                 self._users.setdefault(hash(read), []).append(var)
         # A plain block is only looked at: what it could fuse is declined as impure.
-        outputs = self.defs if isinstance(block, relax.DataflowBlock) else ()
+        self.is_dataflow = isinstance(block, relax.DataflowBlock)
+        outputs = self.defs if self.is_dataflow else ()
         self.is_output = {v for v in outputs if not isinstance(v, relax.DataflowVar)}
         self.casts = {b.var for b in self.bindings if isinstance(b, relax.MatchCast)}
         self._bound = {hash(v): value for v, value in self.defs.items() if v not in self.casts}
@@ -186,10 +187,6 @@ class BlockView:
         self.taken.update(dict.fromkeys(match.covers, match))
         places = [self.index[v] for v in match.covers]
         self.spans.append((min(places), max(places)))
-
-    def is_free(self, *variables: relax.Expr) -> bool:
-        """Tell whether no kernel has taken any of `variables`."""
-        return self.taken.keys().isdisjoint(variables)
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
         """Return the value bound to `expr` in this block, following aliases that keep its type.
@@ -309,7 +306,3 @@ def check_inner(view: BlockView, covers: Sequence[relax.Var], outs: set[relax.Va
         guard(not view.escapes(var), Reason.LEAKED, f"{name} is a result of the function")
         others = [u.name for u in view.uses(var) if u not in inside]
         guard(not others, Reason.MULTI_USE, f"{name} is also read by {', '.join(others)}")
-
-
-Matcher = Callable[[BlockView, relax.Var], Match | None]
-"""Looks at the binding of a variable: a match, None (no anchor of this pattern), or Refused."""

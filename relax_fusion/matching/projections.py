@@ -106,8 +106,6 @@ def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> P
 
 def _residual(view: BlockView, normed: Normed) -> tuple[relax.Expr, relax.Expr] | None:
     """Return the operands of the add in front of a norm, if the norm's kernel should do it."""
-    if not view.is_free(normed.source):
-        return None
     for a, b in binary(view, normed.source, "relax.add")[:1]:
         if not isinstance(normed.source, relax.Var) or not same_shape(shape_of(a), shape_of(b)):
             return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tvm import ir, relax
 
 from .effects import free_vars
+from .identity import Identity
 from .pattern import BlockView, KernelArg, KernelOut, Match
 from .shapes import same_shape, shape_of
 
@@ -131,7 +132,10 @@ def _topological(
 
 
 def rebuild(view: BlockView, kernels: list[Kernel]) -> relax.DataflowBlock:
-    """Emit the block with kernels in place of the bindings that they cover."""
+    """Emit the block with kernels in place of the bindings that they cover.
+
+    What they look through goes too, where nothing else reads it.
+    """
     emitter = _Emitter(view)
     by_match = {id(k.match): k for k in kernels}
     in_order = order(view, [k.match for k in kernels])
@@ -141,7 +145,22 @@ def rebuild(view: BlockView, kernels: list[Kernel]) -> relax.DataflowBlock:
             emitter.bindings.append(view.bindings[item])
         else:
             emitter.kernel(by_match[id(item)])
-    return relax.DataflowBlock(emitter.bindings)
+    return relax.DataflowBlock(_without_unread(view, emitter.bindings))
+
+
+def _without_unread(view: BlockView, bindings: list[relax.Binding]) -> list[relax.Binding]:
+    """Drop what kernels have looked through, if nothing reads it any more."""
+    kept: list[relax.Binding] = []
+    read: set[Identity] = set()
+    for binding in reversed(bindings):
+        var = binding.var
+        was_read = var not in view.casts and bool(view.uses(var)) and not view.escapes(var)
+        if was_read and hash(var) not in read and not view.memory.effects[var].written:
+            continue
+        same = binding.value.same_as(view.defs.get(var))
+        read.update(map(hash, view.needs(var) if same else free_vars(binding.value)))
+        kept.append(binding)
+    return kept[::-1]
 
 
 class _Emitter:

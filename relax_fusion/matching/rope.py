@@ -91,7 +91,6 @@ def _rotated(
     inside = forbidden | set(chain.covers) | set(covers)
     late = any(view.depends_on(a.expr, inside) for a in (cos, sin))
     guard(not late, Reason.CYCLE, "the angles are computed from the kernel's own results")
-    guard(view.is_free(*covers), Reason.OVERLAP, "a part of the rotation is in another kernel")
     longer = replace(
         chain,
         projection=replace(chain.projection, rope=rope),

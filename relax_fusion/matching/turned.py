@@ -93,7 +93,7 @@ def _joins(view: BlockView, ends: Mapping[relax.Var, Moved], tensors: list[Moved
             whole = _together(view, user, places, tensors)
             fields = view.defs[user].args[0].fields if whole is not None else ()
             path = tuple(dict.fromkeys(v for f in fields for v in (*made[f], f)))
-            if whole is not None and user not in found and view.is_free(user, *path):
+            if whole is not None and user not in found:
                 places[user], made[user] = replace(whole, var=user), path
                 found[user] = places[user], path
                 stack.append(user)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tvm
+from tvm import ir
 from tvm.ir.transform import Pass
 
 from ..errors import PipelineError
@@ -12,6 +14,7 @@ from ..validation import shown
 from .adapter import FuseAdapters
 from .attention import FuseAttentionChain
 from .chains import FuseChains
+from .driver import fuse
 from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
 from .matmul_chain import FuseMatmulChain
@@ -29,10 +32,30 @@ PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
     "FuseProjections": FuseProjections,
     "FuseMatmulEpilogue": FuseMatmulEpilogue,
 }
-"""Every pass by name, in the order in which the pipeline runs them: longer chains first.
+"""Every pass by name, longer chains first.
 
-Attention comes behind the projections that rotate its queries and keys: what is left between them
-only moves elements, which it reads where they are."""
+All propose together what the pipeline fuses.  Where two kernels save as much, that of the pass in
+front is made, and what a pass declines is not told where one in front of it took it."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="FusePatterns")
+class FusePatterns:
+    """Fuse what the passes of `PATTERNS` propose, as saves the most time in all.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        What the passes are told; those that it disables are not asked.
+    """
+
+    def __init__(self, options: FuseOptions):
+        self.options = options
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        options = self.options
+        makers = [make for name, make in PATTERNS.items() if name not in options.disable]
+        return fuse(mod, [make(options) for make in makers], options)
 
 
 def register_pass(made: Callable[[FuseOptions], Any], before: str = "FuseAttentionChain") -> None:
@@ -43,7 +66,7 @@ def register_pass(made: Callable[[FuseOptions], Any], before: str = "FuseAttenti
     made : type
         A subclass of `FusingPass`, decorated with ``tvm.transform.module_pass``.
     before : str
-        The pass in front of which it runs: one that would take a part of its chains.
+        The pass in front of which it stands: where both save as much, `made` takes.
 
     Raises
     ------
@@ -72,6 +95,7 @@ __all__ = [
     "FuseGatedFFN",
     "FuseMatmulChain",
     "FuseMatmulEpilogue",
+    "FusePatterns",
     "FuseProjections",
     "FuseRMSNormMatmul",
     "register_pass",

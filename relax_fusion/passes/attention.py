@@ -69,6 +69,8 @@ class FuseAttentionChain(FusingPass):
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
+    reads_results = True  # the movements that a projection leaves which rotates queries and keys
+
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the attention whose result `var` is."""
         chain = attention_chain(view, var)

@@ -92,18 +92,6 @@ class FuseGatedFFN(FusingPass):
                 return found
         return None
 
-    def _is_gate(self, view: BlockView, var: relax.Var) -> bool:
-        """Tell whether an activated projection is to become half of a product's kernel."""
-        try:
-            return any(
-                self._is_gate(view, user)
-                if view.call(user, "relax.reshape", "relax.astype") is not None
-                else self._product(view, user) is not None
-                for user in view.uses(var)
-            )
-        except Refused:
-            return False  # the product is declined when its turn comes
-
     def _gated(
         self, view: BlockView, var: relax.Var, gate: relax.Expr, up: relax.Expr
     ) -> Match | None:
@@ -200,8 +188,6 @@ class FuseGatedFFN(FusingPass):
             return None
         if normed is not None and len(readers_of(view, normed.var)) > 1:
             return None  # FuseRMSNormMatmul takes all readers of a norm together
-        if self._is_gate(view, chain.out):
-            return None
         before = _prologue(view, lin.x, {lin.var})
         match = norm_matmul(view, before, [chain], self.options.bounds)
         return replace(match, spelling=f"plain MLP: {match.spelling}")
@@ -210,7 +196,7 @@ class FuseGatedFFN(FusingPass):
 def _prologue(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> Prologue:
     """Take the norm along if this chain is all that projects its result."""
     normed = normalisation(view, x)
-    if normed is None or not view.is_free(*normed.covers):
+    if normed is None:
         return plain_prologue(x)
     others = [lin for lin in readers_of(view, normed.var) if lin.var not in readers]
     return plain_prologue(x) if others else norm_prologue(view, normed, readers)

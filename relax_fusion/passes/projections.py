@@ -81,5 +81,5 @@ def _others(view: BlockView, first: Linear) -> Iterator[Linear]:
             if is_call(binding.value, *_KERNELS):
                 return
             needing.update(map(hash, view.uses(binding.var)))
-        elif key in same and view.is_free(*same[key].covers):
+        elif key in same:
             yield same[key]

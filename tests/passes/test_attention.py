@@ -434,7 +434,7 @@ def test_a_transpose_between_two_attentions_goes_to_one_of_them() -> None:
     chain = Chain("main", inputs, body, "o")
     mod = module([chain])
     out, decisions = run_pass(mod, PASS)
-    assert [d.workload.out_layout for d in decisions] == ["bsnh", "bsnh"]
+    assert [d.workload.out_layout for d in decisions] == ["bnsh", "bsnh"]
     assert calls(out["main"]) == ["call_tir", "call_tir"]
     assert_numbers(compiled(mod), mod, chain)
 

@@ -74,8 +74,7 @@ class Aligned:
 
     def behind(self) -> Aligned | None:
         """Return the tensor that this one was made of by moving its elements."""
-        view = self.grid.view
-        found = behind(view, self.at) if view.is_free(self.at.expr) else None
+        found = behind(self.grid.view, self.at)
         if found is None or not {self.rows, self.columns} - {None} <= set(found.order):
             return None  # an axis of queries or of keys was cut in two
         return replace(self, at=found)

@@ -237,7 +237,7 @@ def results_of(view: BlockView, at: Operand) -> Iterator[Operand]:
     """Yield the result and, one by one, the tensors that are all that is made of it."""
     yield at
     var = at.at.expr
-    while (user := view.only_user(var)) is not None and view.is_free(user):
+    while (user := view.only_user(var)) is not None:
         cast = view.call(user, "relax.astype")
         if cast is not None and WIDENED.get(dtype_of(user)) == at.dtype:
             moved = replace(at.at, expr=user)

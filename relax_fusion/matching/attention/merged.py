@@ -76,8 +76,6 @@ def _section(view: BlockView, expr: relax.Expr) -> Cut | None:
     value = view.definition(expr)
     if not isinstance(value, relax.TupleGetItem):
         return static_slice(view, expr)
-    if not view.is_free(value.tuple_value):
-        return None
     parts = split_parts(view, value.tuple_value)
     if parts is None or value.index >= len(parts.starts):
         return None

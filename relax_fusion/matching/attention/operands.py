@@ -140,7 +140,7 @@ def sources(view: BlockView, at: Operand) -> Iterator[Operand]:
     """Yield an operand and, one by one, the tensors that it was made of."""
     yield at
     var = at.at.expr
-    while isinstance(var, relax.Var) and view.is_free(var):
+    while isinstance(var, relax.Var):
         readers = (_cast, _factor, _prefix, _uncut, _moved)
         before = next((b for read in readers if (b := read(view, at)) is not None), None)
         if before is None:

@@ -170,13 +170,13 @@ def _with_sources(
 
 
 def _belongs(view: BlockView, var: relax.Var) -> bool:
-    """Tell whether a call is one that statements can say, and free.
+    """Tell whether a call is one that statements can say.
 
     They compute in float32: a result of integers, booleans or 8-bit floats is rounded, which they
     do not say.
     """
     said = is_call(view.defs.get(var), *OPERATORS) and dtype_of(var) in FLOAT_BYTES
-    return said and view.is_free(var) and var not in view.casts
+    return said and var not in view.casts
 
 
 def _is_read(view: BlockView, var: relax.Var, inside: frozenset[relax.Var]) -> bool:
