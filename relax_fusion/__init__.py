@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .passes import FuseGatedFFN as FuseGatedFFN
     from .passes import FuseMatmulChain as FuseMatmulChain
     from .passes import FuseMatmulEpilogue as FuseMatmulEpilogue
+    from .passes import FusePatterns as FusePatterns
     from .passes import FuseProjections as FuseProjections
     from .passes import FuseRMSNormMatmul as FuseRMSNormMatmul
     from .passes import register_pass as register_pass
@@ -96,7 +97,7 @@ _NAMES = {
     "options": "PipelineOptions",
     "passes": (
         "PATTERNS FuseAdapters FuseAttentionChain FuseChains FuseGatedFFN FuseMatmulChain "
-        "FuseMatmulEpilogue FuseProjections FuseRMSNormMatmul register_pass"
+        "FuseMatmulEpilogue FusePatterns FuseProjections FuseRMSNormMatmul register_pass"
     ),
     "passes.driver": "FusingPass",
     "passes.options": "FuseOptions",

@@ -18,7 +18,7 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 import relax_fusion
-from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, make_target
+from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, FusePatterns, make_target
 from relax_fusion.canonical import (
     FuseNormRotation,
     MendImports,
@@ -61,6 +61,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     **{name: make(FUSE) for name, make in PATTERNS.items()},
     "FuseAdapters": PATTERNS["FuseAdapters"](replace(FUSE, target=H200, backend="triton")),
     "FuseChains": PATTERNS["FuseChains"](replace(FUSE, target=H200, backend="triton")),
+    "FusePatterns": FusePatterns(FUSE),
     "AttachFunctionAttrs": AttachFunctionAttrs({"n": 8}, {"decode": ["n"], "batch_verify": ["n"]}),
     "AttachNoAlias": AttachNoAlias(),
     "BindDeviceTargets": BindDeviceTargets(H200),

@@ -11,7 +11,7 @@ from tvm.target import Target
 
 from ..equivalence import Checker, Mismatch
 from ..errors import Decline, EquivalenceError, Reason
-from ..estimator import Choice, choose, saved_s
+from ..estimator import choose, saved_s
 from ..hardware import DeviceSpec
 from ..matching.pattern import BlockView, Match, Refused
 from ..matching.rebuild import order, overwritten

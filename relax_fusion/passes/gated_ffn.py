@@ -24,7 +24,7 @@ from ..matching import (
     ungrouped,
 )
 from ..matching.casts import refuse_kept_roundings
-from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, Refused, check_inner, guard
+from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
 from ..matching.shapes import (
     as_dim,
     check_dtype,

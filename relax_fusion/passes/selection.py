@@ -97,16 +97,20 @@ class Proposal:
         work = self.match.workload
         return not isinstance(work, NormMatmul) or work.is_adapted
 
+    @property
+    def is_generated(self) -> bool:
+        """Whether its kernel is written for it alone, and not by a pattern's author."""
+        return isinstance(self.match.workload, Chain)
+
     def is_part_of(self, whole: Proposal) -> bool:
         """Tell whether a whole, if it pays, pays more than what is inside.
 
         A kernel is compared with what would be made of its parts otherwise: matmuls with norms and
-        steps.  Beside generated chains, kernels of patterns inside them are rivals.
+        steps.  A pattern's kernel is made rather than a generated one of the same or a part.
         """
         if not self.inside <= whole.inside:
             return False
-        works = self.match.workload, whole.match.workload
-        return not self.is_chain or (isinstance(works[0], Chain) and not isinstance(works[1], Chain))
+        return not self.is_chain or (self.is_generated and not whole.is_generated)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ def select(
     priced : callable
         Returns a proposal with its price, or why it is declined.
     """
-    ordered = sorted(proposals, key=lambda p: (-len(p.inside), *p.order))
+    ordered = sorted(proposals, key=lambda p: (-len(p.inside), p.is_generated, *p.order))
     found = Selection()
     chains = _live([p for p in ordered if p.is_chain], priced, found)
     for rivals in _rivals(chains):

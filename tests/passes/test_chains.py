@@ -41,12 +41,8 @@ ATTENTION = Chain(
 
 
 def fused(chain: Chain) -> tuple[relax.Function, Decision]:
-    """Apply the pass to one chain, whether that pays or not; the match is checked.
-
-    Chains of two matmuls are its own, as the pass for these does not run.
-    """
-    options = {"always_fuse": True, "disable": ("FuseMatmulChain",), **ON_GPU}
-    mod, decisions = run_pass(given(chain), PASS, **options)
+    """Apply the pass to one chain, whether that pays or not; the match is checked."""
+    mod, decisions = run_pass(given(chain), PASS, always_fuse=True, **ON_GPU)
     (decision,) = decisions
     assert decision.fused, str(decision.decline)
     return mod[chain.name], decision
@@ -81,38 +77,30 @@ def test_numbers_in_the_interpreter(case: Case, planned: Interpreter) -> None:
         assert planned(work, plan, sizes) == "", plan.text
 
 
-LEFT = {
-    "attention": half(
-        "attention",
-        "q[4,64,32] k[4,64,32] v[4,64,32]",
-        "s = R.matmul(q, R.permute_dims(k, [0, 2, 1])); y = R.matmul(R.nn.softmax(s), v)",
-        "y",
-    ),
-    "gated": half(
-        "gated",
-        "x[24,32] W[32,48] V[32,48]",
-        "y = R.multiply(R.nn.silu(R.matmul(x, W)), R.matmul(x, V))",
-        "y",
-    ),
-    "two_matmuls": half(
-        "two_matmuls", "x[24,32] W[32,16] V[16,48]", "y = R.matmul(R.matmul(x, W), V)", "y"
-    ),
-    "one_matmul": half("one_matmul", "x[24,32] W[32,16]", "y = R.nn.gelu(R.matmul(x, W))", "y"),
-    "read_elsewhere": half(
-        "read_elsewhere",
-        "x[24,32] W[32,16] V[16,48]",
-        "h = R.tanh(R.matmul(x, W)); y = R.matmul(h, V)",
-        "(h, y)",
-    ),
-}
+GATED = half(
+    "gated",
+    "x[24,32] W[32,48] V[32,48]",
+    "y = R.multiply(R.nn.silu(R.matmul(x, W)), R.matmul(x, V))",
+    "y",
+)
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_what_is_no_region_or_has_a_pattern(name: str) -> None:
-    mod = given(LEFT[name])
+def test_one_matmul_is_no_region() -> None:
+    mod = given(half("one", "x[24,32] W[32,16]", "y = R.nn.gelu(R.matmul(x, W))", "y"))
     out, decisions = run_pass(mod, PASS, always_fuse=True, **ON_GPU)
     tvm.ir.assert_structural_equal(out, mod)
     assert decisions == []
+
+
+@pytest.mark.parametrize(
+    ("chain", "name"), [(ATTENTION, "FuseAttentionChain"), (GATED, "FuseGatedFFN")]
+)
+def test_a_region_inside_of_a_pattern_is_a_part_of_it(chain: Chain, name: str) -> None:
+    """Of all passes together, the pattern's takes it; without that, and alone, `FuseChains`."""
+    for options, taker in (({}, name), ({"disable": (name,)}, PASS)):
+        decisions = run_pass(given(chain), "FusePatterns", always_fuse=True, **options, **ON_GPU)[1]
+        assert [d.pattern for d in decisions if d.fused] == [taker]
+    assert fused(chain)[1].workload is not None
 
 
 def test_tir_has_no_such_kernels() -> None:
@@ -218,7 +206,7 @@ def test_what_is_rounded_to_other_than_floats_is_in_no_region(dtype: str) -> Non
     between = f"h = R.astype(R.astype(R.tanh(R.matmul(x, W)), '{dtype}'), 'float16')"
     behind = f"y = R.matmul(h, V); z = R.astype(y, '{dtype}')"
     mod = given(half("rounded", "x[24,32] W[32,16] V[16,48]", f"{between}; {behind}", "z"))
-    out, decisions = run_pass(mod, PASS, always_fuse=True, disable=("FuseMatmulChain",), **ON_GPU)
+    out, decisions = run_pass(mod, PASS, always_fuse=True, **ON_GPU)
     tvm.ir.assert_structural_equal(out, mod)
     assert not any(decision.fused for decision in decisions)
 
@@ -235,15 +223,6 @@ def test_rows_of_two_axes_in_front_of_a_residual() -> None:
     body = "h = R.tanh(R.matmul(x, W)); m = R.reshape(R.matmul(h, V), [24, 32]); y = R.add(m, r)"
     _, decision = fused(half("merged", "x[4,6,32] W[32,48] V[48,32] r[24,32]", body, "y"))
     assert decision.workload is not None
-
-
-def test_what_other_passes_take_is_left_to_them() -> None:
-    """Two matmuls, and attention; if their passes do not run, they are regions."""
-    for chain, name in ((CASES[0].chain, "FuseMatmulChain"), (ATTENTION, "FuseAttentionChain")):
-        for disable, count in (((), 0), ((name,), 1)):
-            options = {"always_fuse": True, "disable": disable, **ON_GPU}
-            decisions = run_pass(given(chain), PASS, **options)[1]
-            assert sum(d.fused for d in decisions) == count, (name, disable)
 
 
 def test_a_workload_that_is_no_graph() -> None:

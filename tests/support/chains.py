@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
-from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
+from relax_fusion import PATTERNS, Decision, FuseOptions, FusePatterns, Reason, host_target
 from relax_fusion.workload import Workload
 from relax_fusion.workload.reference import numpy_dtype
 
@@ -112,13 +112,14 @@ def module(chains: Iterable[Chain], header: str = "") -> ir.IRModule:
 
 
 def run_pass(mod: ir.IRModule, name: str, **options: object) -> tuple[ir.IRModule, list[Decision]]:
-    """Apply one fusing pass alone; return the new module, well formed, and its decisions."""
+    """Apply a fusing pass, or all; return the new module, well formed, and their decisions."""
     decisions: list[Decision] = []
     given = FuseOptions(
         **{"target": host_target(), "decisions": decisions, "validate": VALIDATE, **options}
     )
-    out = PATTERNS[name](given)(mod)
-    again = PATTERNS[name](replace(given, decisions=None))(out)
+    made = FusePatterns if name == "FusePatterns" else PATTERNS[name]
+    out = made(given)(mod)
+    again = made(replace(given, decisions=None))(out)
     tvm.ir.assert_structural_equal(again, out, map_free_vars=True)
     relax.analysis.well_formed(out)  # raises
     return out, decisions
