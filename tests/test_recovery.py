@@ -13,7 +13,8 @@ import tvm
 from tvm import ir, relax, tirx
 
 import relax_fusion
-from relax_fusion import Report, SchedulingError, recovery
+from relax_fusion import FusingPass, Report, SchedulingError, recovery
+from relax_fusion.canonical import CANONICAL
 from relax_fusion.dlight_rules import fused
 from relax_fusion.options import make_options
 from relax_fusion.passes import PATTERNS
@@ -37,9 +38,6 @@ def broken(how: str) -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="Broken")
     class Broken:
-        def __init__(self, _options: object):
-            pass
-
         def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
             if how == "raises":
                 raise ValueError("no reason\nat all")
@@ -97,7 +95,7 @@ def test_a_pass_that_fails_or_has_others_fail_is_left_out(
 ) -> None:
     wanted, report = Report(), Report()
     relax_fusion.build(module([CHAIN]), quick_host(), report=wanted)
-    monkeypatch.setitem(PATTERNS, "Broken", broken(how))
+    monkeypatch.setitem(CANONICAL, "Broken", broken(how))
     with pytest.warns(RuntimeWarning, match="relax_fusion: compiled without Broken") as told:
         made = relax_fusion.build(
             module([CHAIN]), quick_host(), report=report, debug_dump=tmp_path / "dump"
@@ -114,7 +112,14 @@ def test_a_pass_that_fails_or_has_others_fail_is_left_out(
 
 
 def test_within_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PATTERNS, "Broken", broken("raises"))
+    """Of all that propose together, the one that fails is left out."""
+
+    @tvm.transform.module_pass(opt_level=0, name="Broken")
+    class Broken(FusingPass):
+        def match(self, view: Any, var: relax.Var) -> None:
+            raise ValueError("no reason")
+
+    monkeypatch.setitem(PATTERNS, "Broken", Broken)
     pipeline = relax_fusion_pipeline(quick_host())
     with pytest.warns(RuntimeWarning, match=r"without Broken \(Broken failed: ValueError"):
         assert_runs(quickly(module([CHAIN]), pipeline))

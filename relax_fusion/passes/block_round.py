@@ -20,7 +20,7 @@ from ..transforms.running import enter
 from ..workload import GatedFFN, NormMatmul, Workload
 from .options import FuseOptions
 from .record import Record
-from .selection import Proposal, select
+from .selection import Proposal, Selection, select
 
 if TYPE_CHECKING:
     from .driver import FusingPass
@@ -83,8 +83,7 @@ class Round:
     def taken(self, asked: set[str]) -> list[tuple[Proposal, str]]:
         """Return what is to be made now, each with what is told of its validation."""
         found = select(self._matches(asked), self._priced)
-        forms = {p.order for p in found.taken} | {loser.order for loser, _ in found.lost}
-        self._decline_best([one for one in found.declined if one[0].order not in forms])
+        self._decline_best(found)
         for loser, winner in found.lost:
             self.record.lost(loser, winner)
         if not self.view.is_dataflow:
@@ -206,11 +205,20 @@ class Round:
         self.again.update(self.setting.passes)
         self.record.declined(proposal, decline)
 
-    def _decline_best(self, found: Sequence[tuple[Proposal, Decline]]) -> None:
-        """Tell of each chain that is declined in all of its forms why the best of them is."""
+    def _decline_best(self, found: Selection) -> None:
+        """Tell of each chain that is declined in all of its forms why the best of them is.
+
+        What the user has switched off is told in any case.
+        """
         best: dict[tuple[int, int], tuple[Proposal, Decline]] = {}
-        for proposal, decline in found:
+        forms = {p.order for p in (*found.taken, *(loser for loser, _ in found.lost))}
+        for proposal, decline in found.declined:
+            if decline.reason is Reason.SCHEDULE:
+                self.record.declined(proposal, decline)
+                continue
             known = best.get(proposal.order)
+            if proposal.order in forms:
+                continue
             if known is None or saved_s(decline) > saved_s(known[1]):
                 best[proposal.order] = proposal, decline
         for proposal, decline in best.values():

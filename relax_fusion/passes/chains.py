@@ -66,9 +66,7 @@ class FuseChains(FusingPass):
         refusal, found = None, list[_Candidate]()
         for region in regions(view, var):
             try:
-                candidate = _candidate(region)
-                if candidate.work.key not in options.disable:
-                    found.append(candidate)
+                found.append(_candidate(region))
             except Refused as err:
                 refusal = err
         if not found and refusal is not None:

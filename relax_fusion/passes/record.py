@@ -12,6 +12,7 @@ from ..estimator.prediction import format_seconds
 from ..matching.identity import Identity
 from ..matching.pattern import Match
 from ..report.decision import Decision
+from ..workload import Chain
 from .selection import Proposal
 
 
@@ -124,7 +125,8 @@ class Record:
     ) -> None:
         """Note why a chain with some results is left alone, which was found at a binding."""
         spelling = match.spelling if match is not None else ""
-        covers = match.covers if match is not None else about
+        is_generated = match is not None and isinstance(match.workload, Chain)
+        covers = about if match is None or is_generated else match.covers
         decision = Decision(
             pattern,
             spelling,
