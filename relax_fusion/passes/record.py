@@ -123,18 +123,21 @@ class Record:
         about: tuple[relax.Var, ...],
         match: Match | None = None,
     ) -> None:
-        """Note why a chain with some results is left alone, which was found at a binding."""
-        spelling = match.spelling if match is not None else ""
-        is_generated = match is not None and isinstance(match.workload, Chain)
-        covers = about if match is None or is_generated else match.covers
+        """Note why a chain with some results is left alone, which was found at a binding.
+
+        A generated one is told by that: it says nothing of the operators inside of it.
+        """
+        where, chain = at.name, (at.name,)
+        if match is not None and not isinstance(match.workload, Chain):
+            where, chain = match.where, tuple(v.name for v in match.covers)
         decision = Decision(
             pattern,
-            spelling,
+            match.spelling if match is not None else "",
             self.function,
-            ", ".join(var.name for var in about) if match is None else match.where,
+            where,
             workload=match.workload if match is not None else None,
             decline=decline,
-            chain=tuple(v.name for v in covers),
+            chain=chain,
         )
         self._enter(at, about, decision)
 

@@ -11,7 +11,7 @@ from ..errors import Decline
 from ..estimator import Choice
 from ..matching.effects import free_vars
 from ..matching.pattern import BlockView, Match
-from ..workload import Chain, NormMatmul
+from ..workload import Attention, Chain, NormMatmul
 
 MOST_EXACT = 12
 """The most rivals among which every set is looked at; among more, the best are taken in turn."""
@@ -102,15 +102,19 @@ class Proposal:
         """Whether its kernel is written for it alone, and not by a pattern's author."""
         return isinstance(self.match.workload, Chain)
 
-    def is_part_of(self, whole: Proposal) -> bool:
-        """Tell whether a whole, if it pays, pays more than what is inside.
+    def yields_to(self, other: Proposal) -> bool:
+        """Tell whether another proposal, if it pays, pays more than this one, whatever the prices.
 
         A kernel is compared with what would be made of its parts otherwise: matmuls with norms and
-        steps.  A pattern's kernel is made rather than a generated one of the same or a part.
+        steps.  A pattern's kernel is made rather than a generated one of the same or a part.  What
+        a generated one is compared with has transpositions that kernels of attention do without:
+        one that meets attention does not compete.
         """
-        if not self.inside <= whole.inside:
+        if self.is_generated and isinstance(other.match.workload, Attention):
+            return not self.inside.isdisjoint(other.inside)
+        if not self.inside <= other.inside:
             return False
-        return not self.is_chain or (self.is_generated and not whole.is_generated)
+        return not self.is_chain or (self.is_generated and not other.is_generated)
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def select(
     priced : callable
         Returns a proposal with its price, or why it is declined.
     """
-    ordered = sorted(proposals, key=lambda p: (-len(p.inside), p.is_generated, *p.order))
+    ordered = sorted(proposals, key=lambda p: (p.is_generated, -len(p.inside), *p.order))
     found = Selection()
     chains = _live([p for p in ordered if p.is_chain], priced, found)
     for rivals in _rivals(chains):
@@ -187,13 +191,13 @@ def _live(
         for name in ("inside", "hidden", "reads")
     )
     for proposal in proposals:
-        wholes = at.get(min(proposal.inside), ())
+        met = (other for index in proposal.inside for other in at.get(index, ()))
         is_free = (
             proposal.inside.isdisjoint(inside)
             and proposal.hidden.isdisjoint(reads)
             and proposal.reads.isdisjoint(hidden)
         )
-        if any(proposal.is_part_of(whole) for whole in wholes):
+        if any(map(proposal.yields_to, met)):
             found.left.append(proposal)
             continue
         answer = priced(proposal) if is_free else proposal

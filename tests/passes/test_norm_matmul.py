@@ -317,7 +317,6 @@ REWRITES = [
             6, 32, (Projection(48, "nk"), Projection(48, "nk", ("silu",))), RMS, *["float32"] * 2
         ),
         "x g W W",
-        ("permute_dims",),
     ),
     Rewrite(
         Chain(

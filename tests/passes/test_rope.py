@@ -11,7 +11,6 @@ from relax_fusion.workload import DynamicDim
 
 from ..support.chains import Chain, Rewrite, assert_numbers, calls, fused, module, run_pass
 from ..support.rope_chains import (
-    EXPANDS,
     INPUTS,
     MATMUL,
     NORM_MATMUL,
@@ -29,7 +28,6 @@ REWRITES = [
         Chain("heads", INPUTS, Q4 + turn("q", "c", "s"), "y"),
         work(rope(64, 6)),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(
@@ -43,7 +41,7 @@ REWRITES = [
         ),
         work(rope(64, 6)),
         "x W C S",
-        (*EXPANDS, "permute_dims"),
+        ("permute_dims",),
     ),
     Rewrite(
         Chain(
@@ -54,7 +52,6 @@ REWRITES = [
         ),
         work(rope(64)),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(
@@ -66,7 +63,6 @@ REWRITES = [
         ),
         work(rope(64, 1), rows=DynamicDim("b")),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(
@@ -78,7 +74,6 @@ REWRITES = [
         ),
         work(rope(64, DynamicDim("t")), rows=DynamicDim("b * t")),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(
@@ -89,7 +84,6 @@ REWRITES = [
         ),
         work(rope(64, 6), "bias"),
         "x W b C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(
@@ -104,13 +98,11 @@ REWRITES = [
         ),
         work(rope(64, 6), dtype="float16"),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain("angles_of_the_dtype", INPUTS, Q4 + turn("q", "c", "s"), "y", dtype="float16"),
         work(rope(64, 6, "float16"), dtype="float16"),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(
@@ -124,7 +116,6 @@ REWRITES = [
         ),
         work(rope(64, 6)),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain(

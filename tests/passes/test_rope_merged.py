@@ -10,7 +10,6 @@ from relax_fusion.workload import DynamicDim, NormMatmul, Projection, Rope
 
 from ..support.chains import Chain, Rewrite, assert_numbers
 from ..support.rope_chains import (
-    EXPANDS,
     INPUTS,
     MATMUL,
     MERGED,
@@ -74,7 +73,7 @@ REWRITES = [
         ),
         work(rope(64, 6), n=96),
         "x W C S",
-        (*EXPANDS, "split"),
+        ("split",),
     ),
     Rewrite(
         Chain(
@@ -90,7 +89,7 @@ REWRITES = [
         ),
         work(rope(64, 6), n=96),
         "x W C S",
-        (*EXPANDS, "strided_slice", "strided_slice"),
+        ("strided_slice", "strided_slice"),
     ),
     Rewrite(
         Chain(
@@ -101,7 +100,6 @@ REWRITES = [
         ),
         work(rope(64, 6), n=96),
         "x W C S",
-        EXPANDS,
     ),
     Rewrite(
         Chain("one_head_put_together_again", ONE, ONE_HEAD, "y"),
@@ -129,7 +127,7 @@ REWRITES = [
         ),
         work(rope(64, 6), n=96),
         "x W C S",
-        ("concat", *EXPANDS, "split"),
+        ("concat", "split"),
     ),
     Rewrite(
         Chain(
@@ -140,7 +138,7 @@ REWRITES = [
         ),
         work(replace(rope(32, 6), period=48), n=96),
         "x W C S",
-        (*EXPANDS, "split"),
+        ("split",),
     ),
     Rewrite(
         Chain(
@@ -157,7 +155,7 @@ REWRITES = [
         ),
         work(replace(rope(32, 6), period=48, rotary_dim=4), n=96),
         "x W C S",
-        (*EXPANDS, "permute_dims", "permute_dims", "split"),
+        ("permute_dims", "permute_dims", "split"),
     ),
     Rewrite(
         Chain(
@@ -168,7 +166,7 @@ REWRITES = [
         ),
         work(Rope(48, 96, "float32", 6, rotary_dim=16), n=96),
         "x W C S",
-        (*EXPANDS, "split"),
+        ("split",),
     ),
     Rewrite(
         Chain(
@@ -179,7 +177,7 @@ REWRITES = [
         ),
         work(replace(rope(48, 6), period=64), n=128),
         "x W C S",
-        ("broadcast_to", *EXPANDS, "strided_slice", "strided_slice", "strided_slice"),
+        ("broadcast_to", "strided_slice", "strided_slice", "strided_slice"),
     ),
     Rewrite(
         Chain(
@@ -195,7 +193,7 @@ REWRITES = [
         ),
         work(rope(64, 6), n=96),
         "x W C S",
-        (*EXPANDS, "squeeze", "strided_slice", "take", "take"),
+        ("squeeze", "strided_slice", "take", "take"),
     ),
 ]
 
@@ -232,7 +230,6 @@ QKV = Rewrite(
         "float32",
     ),
     "x g Wq C S Wk C S Wv",
-    EXPANDS,
 )
 NORMED = [
     QKV,
@@ -273,7 +270,6 @@ NORMED = [
             "float32",
         ),
         "x g W C S",
-        EXPANDS,
     ),
 ]
 

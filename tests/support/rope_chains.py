@@ -55,7 +55,6 @@ Q = "m = R.matmul(x, W)\n"
 Q4 = Q + "q = R.reshape(m, R.shape([2, 6, 4, 16]))\n" + WIDE
 INPUTS = "x[2,6,32] W[32,64] C[6,16] S[6,16]"
 MERGED = "x[2,6,32] W[32,96] C[6,16] S[6,16]"
-EXPANDS = ("expand_dims", "expand_dims")
 TURN_BOTH = turn("q", "c", "s", "qr") + turn("k", "c", "s", "kr")
 
 
