@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tvm import ir
 
 from relax_fusion import PATTERNS, FuseOptions, host_target
@@ -12,20 +14,19 @@ from ..support.chains import Chain, module
 
 
 def matched(name: str, inputs: str, body: str, result: str = "y") -> tuple[BlockView, Match]:
-    """Return the first match of a pass in a chain whose tensors are float32."""
-    return first_match(module([Chain("main", inputs, body, result)]), name)
+    """Return the largest match of a pass in a chain whose tensors are float32."""
+    return largest_match(module([Chain("main", inputs, body, result)]), name)
 
 
-def first_match(mod: ir.IRModule, name: str) -> tuple[BlockView, Match]:
-    """Return the first match of a pass in a module."""
+def largest_match(mod: ir.IRModule, name: str) -> tuple[BlockView, Match]:
+    """Return the match of a pass in a module that takes the most bindings."""
     func = mod["main"]
     view = BlockView(func.body.blocks[0], mod, {}, Memory(func, mod))
     matcher = PATTERNS[name](FuseOptions(target=host_target())).match
+    found: list[Match] = []
     for binding in view.bindings:
-        try:
-            found = matcher(view, binding.var)
-        except Refused:
-            continue
-        if found is not None:
-            return view, found
-    raise AssertionError(f"{name} matches nothing in {mod}")
+        with suppress(Refused):
+            match = matcher(view, binding.var)
+            found += [match] if match is not None else []
+    assert found, f"{name} matches nothing in {mod}"
+    return view, max(found, key=lambda match: len(match.covers))

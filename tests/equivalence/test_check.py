@@ -20,7 +20,7 @@ from relax_fusion.matching.shapes import dtype_of
 
 from ..support.attention_chains import QKV, attention, positions
 from ..support.chains import Chain, module, run_pass
-from .matches import first_match, matched
+from .matches import largest_match, matched
 
 Case = tuple[BlockView, Match]
 NORM = "s = R.add(x, r); h = R.nn.rms_norm(s, g, axes=[-1], epsilon=1e-5)\n"
@@ -200,7 +200,7 @@ def test_a_narrow_result_may_keep_more_bits() -> None:
     chain = Chain(
         "main", "x[6,32] W[32,48]", "m = R.matmul(x, W); y = R.nn.silu(m)", "y", dtype="float16"
     )
-    view, match = first_match(module([chain]), "FuseMatmulEpilogue")
+    view, match = largest_match(module([chain]), "FuseMatmulEpilogue")
     assert len(match.covers) == 2 and check_match(view, match) is None
 
 
@@ -281,7 +281,7 @@ def test_nothing_is_checked_unless_asked(wrong: None) -> None:
 def test_what_is_not_interpreted_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPERATORS, "nn.silu")
     mod = module([SILU])
-    assert check_match(*first_match(mod, "FuseMatmulEpilogue")) == Unchecked(
+    assert check_match(*largest_match(mod, "FuseMatmulEpilogue")) == Unchecked(
         "the operator nn.silu is not interpreted"
     )
     _, decisions = run_pass(mod, "FuseMatmulEpilogue")
@@ -302,7 +302,7 @@ def test_a_window_that_no_affordable_length_crosses_is_unchecked(keys: str, chec
 
 def test_an_operator_that_fails_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPERATORS, "nn.silu", lambda called, x: x.nothing)
-    found = check_match(*first_match(module([SILU]), "FuseMatmulEpilogue"))
+    found = check_match(*largest_match(module([SILU]), "FuseMatmulEpilogue"))
     assert isinstance(found, Unchecked)
     assert found.detail.startswith("the checker failed: AttributeError")
 

@@ -9,7 +9,7 @@ from tvm import ir
 from relax_fusion.equivalence import Mismatch, check_match
 from relax_fusion.matching import effects
 
-from .matches import first_match
+from .matches import largest_match
 
 MATRIX = 'R.Tensor((4, 4), "float32")'
 FILL = f"R.call_tir_inplace(cls.fill, ({{}},), inplace_indices=[0], out_ty=[{MATRIX}])"
@@ -58,23 +58,23 @@ def test_a_weight_that_is_overwritten_in_between_is_a_mismatch(
     mod = block(LATE.format(write))
     # What tells matchers of writes is taken out
     monkeypatch.setattr(effects.Memory, "_call", lambda self, call, ty: (self._new(ty), NOTHING))
-    view, match = first_match(mod, "FuseMatmulEpilogue")
+    view, match = largest_match(mod, "FuseMatmulEpilogue")
     assert [a.expr.name for a in match.args] == ["b", "w"]
     assert check_match(view, match) == Mismatch("w is read after u writes its memory")
 
 
 def test_a_kernel_may_read_what_was_overwritten_before() -> None:
     mod = block(f"u = {FILL.format('w')}; y = R.matmul(x, u); z = R.nn.relu(y)")
-    assert check_match(*first_match(mod, "FuseMatmulEpilogue")) is None
+    assert check_match(*largest_match(mod, "FuseMatmulEpilogue")) is None
 
 
 def test_a_kernel_may_stand_in_front_of_a_later_write() -> None:
     mod = block(f"y = R.matmul(x, w); u = {FILL.format('w')}; z = R.nn.relu(y)", "z, u")
-    assert check_match(*first_match(mod, "FuseMatmulEpilogue")) is None
+    assert check_match(*largest_match(mod, "FuseMatmulEpilogue")) is None
 
 
 @pytest.mark.parametrize("name", ["a = x", "p = (x, w); a = p[0]"])
 def test_another_name_reads_nothing_where_it_is_given(name: str) -> None:
     body = f"{name}; u = {PACKED.format('x')}; y = R.matmul(x, w); z = R.add(y, a)"
-    view, match = first_match(block(body), "FuseMatmulEpilogue")
+    view, match = largest_match(block(body), "FuseMatmulEpilogue")
     assert check_match(view, match) is None
