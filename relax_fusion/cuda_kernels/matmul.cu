@@ -63,11 +63,10 @@ constexpr int STORED = PASSED_BYTES / (PART * sizeof(Result));  // lines of the 
 constexpr int STORED_ACROSS = SWAPPED ? STORED : PART;  // features of a row
 constexpr int VALUES = INTERLEAVED ? 2 : 4;          // of a thread, in eight wide lines
 constexpr bool WORDS = sizeof(Result) == 4;          // results are no halves, as matrices have
-constexpr bool ODD = sizeof(Unit) == 2;              // rows have an odd number of halves
-constexpr int UNIT_BYTES = ODD ? 4 : sizeof(Unit);
-constexpr int UNIT = UNIT_BYTES / sizeof(Result);    // results that a thread stores at once
-constexpr int UNITS = STORE_BYTES / UNIT_BYTES / 128;        // that a thread stores in turn, and
-constexpr int AT_ONCE = UNITS / (UNIT_BYTES == 16 ? 1 : 2);  // together: of all, registers spill
+constexpr int LANES = 16 / sizeof(Result);           // results in 16 bytes
+constexpr int UNIT = sizeof(Unit) / sizeof(Result);  // results that a thread stores at once
+constexpr int UNITS = STORE_BYTES / sizeof(Unit) / 128;        // that a thread stores in turn, and
+constexpr int AT_ONCE = UNITS / (sizeof(Unit) == 16 ? 1 : 2);  // together: of all, registers spill
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
 constexpr int RESIDUAL_BYTES = ROWS * LINE;          // of 64 features
@@ -82,30 +81,6 @@ __device__ __forceinline__ int place_of(int line, int piece) {
   const int turn = WORDS ? line & (SWAPPED ? 2 : 6) : bytes == 64 ? line / 2 & 3 : line & 7;
   return line * bytes + ((piece ^ turn) << 4);
 }
-
-// Where a half lies there.
-__device__ __forceinline__ u16* element_of(unsigned char* store, int line, int column) {
-  return (u16*)(store + place_of(line, column / 8)) + column % 8;
-}
-
-// What a thread stores, or reads of a residual, at once: where it lies in a tile on its way.
-template <class T>
-struct Whole {
-  T* here;
-
-  __device__ __forceinline__ void read(const void* from) const { *here = *(const T*)from; }
-  __device__ __forceinline__ void write(void* to) const { *(T*)to = *here; }
-};
-
-struct Pair {  // two halves, in a word of memory
-  u16 *low, *high;
-
-  __device__ __forceinline__ void read(const void* from) const {
-    const u32 both = *(const u32*)from;
-    *low = both, *high = both >> 16;
-  }
-  __device__ __forceinline__ void write(void* to) const { *(u32*)to = *low | *high << 16; }
-};
 
 // One of the matmuls of the same rows that a launch computes.
 struct Product {
@@ -419,45 +394,27 @@ matmul(PARAMETERS) {
         }
         #pragma unroll
         for (int top = ROTATED ? WIDE_PART : 0; top < WIDE_PART; top += STORED) {
-          // `move` takes units of rows, on their way and by their number in memory; neighbouring
-          // threads have neighbouring ones.  Where rows have an odd number of halves, every other
-          // row begins in the middle of a word: its pairs begin one element earlier.
+          // Units of rows; neighbouring threads have neighbouring ones
           auto for_units = [&](auto&& move) {
             #pragma unroll AT_ONCE
-            for (int i = thread; i < STORE_BYTES / UNIT_BYTES; i += 128) {
+            for (int i = 0; i < UNITS; ++i) {
               constexpr int units = STORED_ACROSS / UNIT;
-              const int line = i / units, unit = i % units;
-              auto with_place = [&](int across, auto&& then) {
-                const int wide = top + (SWAPPED ? across : line);
-                const int row = SWAPPED ? tall_first + line : wide_first + wide;
-                const int feature = SWAPPED ? wide_first + wide : tall_first + across;
-                const bool own = SPLIT == 1 || wide / 8 % SPLIT == part_of_k;
-                if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
-                  then((u64)row * at.product.features + feature);
-              };
-              if constexpr (ODD) {
-                const int low = 2 * unit - (SWAPPED ? tall_first + line : wide_first + top + line) % 2;
-                const int first = low < 0 ? STORED_ACROSS - 1 : low;
-                u16* const here[] = {element_of(store, line, first), element_of(store, line, low + 1)};
-                u64 there[2] = {~0ull, ~0ull};
-                with_place(first, [&](u64 place) { there[0] = place; });
-                with_place(low + 1, [&](u64 place) { there[1] = place; });
-                if (there[0] + 1 == there[1] && there[1] % 2 == 1) {
-                  move(Pair{here[0], here[1]}, there[0]);
-                } else {
-                  for (int i = 0; i < 2; ++i)
-                    if (there[i] != ~0ull) move(Whole<u16>{here[i]}, there[i]);
-                }
-              } else {
-                with_place(UNIT * unit, [&](u64 there) {
-                  unsigned char* const piece = store + place_of(line, unit * UNIT_BYTES / 16);
-                  move(Whole<Unit>{(Unit*)(piece + unit * UNIT_BYTES % 16)}, there);
-                });
-              }
+              const int at_first = sizeof(Unit) == 16 ? thread + 128 * i : thread;
+              const int line = at_first / units + (sizeof(Unit) == 16 ? 0 : 128 / units * i);
+              const int across = at_first % units * UNIT;
+              const int wide = top + (SWAPPED ? across : line);
+              const int row = SWAPPED ? tall_first + line : wide_first + wide;
+              const int feature = SWAPPED ? wide_first + wide : tall_first + across;
+              const bool own = SPLIT == 1 || wide / 8 % SPLIT == part_of_k;
+              if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
+                move((Unit*)(store + place_of(line, across / LANES)) + across % LANES / UNIT,
+                     (u64)row * at.product.features + feature);
             }
           };
           if constexpr (RESIDUAL && RESIDUAL_STEPS == 0) {
-            for_units([&](auto unit, u64 there) { unit.read(at.product.residual + there); });
+            for_units([&](Unit* here, u64 there) {
+              *here = *(const Unit*)(at.product.residual + there);
+            });
             threads_sync<128>(group + 1);
           }
           #pragma unroll
@@ -519,7 +476,9 @@ matmul(PARAMETERS) {
             }
           }
           threads_sync<128>(group + 1);
-          for_units([&](auto unit, u64 there) { unit.write(at.product.out + there); });
+          for_units([&](Unit* here, u64 there) {
+            *(Unit*)(at.product.out + there) = *here;
+          });
           threads_sync<128>(group + 1);
         }
       }

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 from ..support.gpu import gpu_target, needs_gpu
-from ..transforms.test_float8_activations import check_numbers, each, exported
+from ..mend.test_float8_activations import check_numbers, each, exported
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
