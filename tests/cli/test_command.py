@@ -20,9 +20,9 @@ from relax_fusion import PATTERNS, QUANTIZATIONS, options
 from relax_fusion.canonical import CANONICAL
 from relax_fusion.cli import choices, main
 from relax_fusion.cli.console import Console
-from relax_fusion.estimator import shortlist
 from relax_fusion.mlc.__main__ import _failed as mlc_failed
 from relax_fusion.models import layers, zoo
+from relax_fusion.tuning import contests
 from relax_fusion.validation import printable
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_what_the_parser_knows_by_name_is_all_that_there_is() -> None:
     assert choices.DTYPES == layers.DTYPES
     assert (*zoo.CONFIGS,) == choices.MODELS
     assert (*CANONICAL, *PATTERNS) == choices.PASSES
-    assert choices.PLANS == shortlist.MOST
+    assert choices.PLANS == contests.MOST
     assert (*QUANTIZATIONS,) == choices.QUANTIZATIONS
 
 
