@@ -14,6 +14,7 @@ from tvm.relax.frontend.nn.llm import kv_cache
 
 from relax_fusion import mend
 from relax_fusion.matching.expressions import found_in, is_number
+from relax_fusion.matching.pattern import calls_in
 
 from ..support.chains import HEADER
 
@@ -226,6 +227,37 @@ def branches_share_memory() -> bool:
     (branch,) = found_in(func, relax.If)
     bound = {b.var for block in branch.true_branch.blocks for b in block.bindings}
     return not bound.isdisjoint(relax.analysis.free_vars(branch.false_branch))
+
+
+def shares_memory(mod: ir.IRModule) -> bool:
+    """Tell whether TVM's planner gives two tensors of ``main`` the same storage."""
+    func = tvm.transform.Sequential([relax.transform.RealizeVDevice(), *PLANNED])(mod)["main"]
+    made = [c.args[0] for c in calls_in(func, "relax.memory.alloc_tensor")]
+    return len(set(made)) < len(made)
+
+
+@needs("memory_planning")
+def devices_share_memory() -> bool:
+    devices = '    I.module_global_infos({"vdevice": [I.vdevice("llvm", 0), I.vdevice("llvm", 1)]})'
+    params = (f'{name}: R.Tensor((4, 32), "float32", "llvm:{name[1]}")' for name in ("x0", "x1"))
+    return shares_memory(
+        module(", ".join(params), "y = (R.exp(R.exp(x0)), R.exp(R.exp(x1)))", devices)
+    )
+
+
+@needs("memory_planning")
+def results_are_other_tensors() -> bool:
+    matrix = 'R.Tensor((4, 32), "float32")'
+    return shares_memory(
+        tvm.script.from_source(f"""{HEADER}
+    @R.function(pure=False)
+    def main(x: {matrix}):
+        a = R.exp(x)
+        b: {matrix} = R.call_inplace_packed("f", a, inplace_indices=[0], ty_args=[{matrix}])
+        y = R.add(R.sin(x), b)
+        return y
+""")
+    )
 
 
 # --- code -------------------------------------------------------------------------------------
