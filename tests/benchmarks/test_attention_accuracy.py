@@ -39,7 +39,7 @@ def test_ours_passes(small, cpu_in_place_of_a_gpu, tmp_path, capsys) -> None:
     status, written = run(tmp_path)
     assert [e for e in written["cases"] if not e["passed"]] == [] and status == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[1].startswith("PASS as drawn, plain-d16, float16, tir ")
+    assert printed[1].startswith("PASS as drawn, plain-d16, float16, cpu_attention ")
     assert printed[-1] == "8 of 8 passed"
 
 

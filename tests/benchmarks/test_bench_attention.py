@@ -195,7 +195,7 @@ def test_ours_computes_the_reference(mask, causal, layout, dynamic, monkeypatch)
     compiled = ours.build(job)
     out = problem.heads_first(torch.from_dlpack(compiled.call(problem.operands)()))
     assert errors_of(out, problem.reference())[0] < 1e-5
-    assert "tir " in compiled.plan()
+    assert "cpu_attention " in compiled.plan()
 
 
 def test_what_is_not_fused_is_not_timed() -> None:
@@ -245,7 +245,7 @@ def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     assert status == 0
     times = {e["case"]: set(e["us"]) for e in written["cases"]}
     assert times == {"tiny": {"ours", "flash"}, "tiny-bias": {"ours"}}
-    assert all(e["plan"].startswith("tir ") for e in written["cases"])
+    assert all(e["plan"].startswith("cpu_attention ") for e in written["cases"])
     assert list(tmp_path.glob("*-bench_attention.md"))
     assert "tiny: ours" in capsys.readouterr().out
 

@@ -7,8 +7,8 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from ..support.gpu import gpu_target, needs_gpu
 from ..mend.test_float8_activations import check_numbers, each, exported
+from ..support.gpu import gpu_target, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
