@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.judge.rates import DEVICE, Fares, fit, judged, kernels, prices_of, root_mean_square
 from benchmarks.judge.recorded import h200, records
+from relax_fusion.estimator import Choice, choose
+from relax_fusion.workload import NormMatmul, Projection
 
 
 @cache
@@ -97,3 +99,11 @@ def test_who_was_measured_to_win_has_the_lower_price(case: str, rows: int) -> No
             before = least.get(each.family.language, (1.0, 1e6))
             least[each.family.language] = min(before[0], seconds), min(before[1], each.us)
     assert least["cuda"][1] < least["tir"][1] and least["cuda"][0] < least["tir"][0]
+
+
+def test_one_row_is_left_to_dot_products_which_begin_early() -> None:
+    """By themselves the few-rows kernels are as fast there; in a whole decode they were not."""
+    output = Projection(4096, "nk", ("residual",))
+    work = NormMatmul(1, 14336, (output,), None, "float16", "float16")
+    chosen = choose(work, h200(), always=True)
+    assert isinstance(chosen, Choice) and chosen.plans.plan_for(1).family == "gemv"

@@ -218,6 +218,10 @@ class TiledMatmul(KernelFamily[MatmulWork]):
         shape = matmul_shape(work)
         return Columns(shape, [[n] for n in shape.n_parts])
 
+    def behind_s(self, rows: Any) -> Any:
+        """Return what kernels take longer behind another than where they are timed alone."""
+        return 0.0
+
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost."""
         rows, columns = rows_of(work, size), self.columns(work)
@@ -225,6 +229,7 @@ class TiledMatmul(KernelFamily[MatmulWork]):
         found = launches(tile, rates, columns, dev, rows)
         shape = columns.shape
         moved = shape.weight_bytes + rows * shape.row_bytes
+        found = found._replace(seconds=found.seconds + self.behind_s(rows))
         return predicted(found, start_s(rates, columns, dev), moved, shape.flops(rows))
 
     def seconds(
@@ -239,4 +244,4 @@ class TiledMatmul(KernelFamily[MatmulWork]):
         tiles = stacked([self.tile_of(plan, work, dev) for plan in plans])
         rates = stacked([self.rates_of(plan, work, dev) for plan in plans])
         rows = column([rows_of(work, size) for size in sizes])
-        return launches(tiles, rates, self.columns(work), dev, rows).seconds
+        return launches(tiles, rates, self.columns(work), dev, rows).seconds + self.behind_s(rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
@@ -71,6 +72,12 @@ all blocks ask for the same ones at once."""
 NORM_S_PER_ROW = 0.47e-6
 """Blocks that gather the statistics of their rows first take so many seconds for each
 (`2026-11-28-dot_products.json`)."""
+
+LATE_S = 2e-6
+"""What a kernel of one row takes longer behind another than by itself, beside dot products, which
+ask for weights before the kernel in front has ended: a token of a decode with five such kernels
+took 20 to 26 us longer (`2026-11-28-few_rows_decode.log`), of which not all is counted, because
+other devices and chains were not timed."""
 
 
 class FewRows(TiledMatmul):
@@ -187,6 +194,10 @@ class FewRows(TiledMatmul):
     def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
         """Return what the kernel reaches."""
         return RATES
+
+    def behind_s(self, rows: Any) -> Any:
+        """Return `LATE_S` for one row."""
+        return LATE_S * (rows == 1)
 
 
 def _least_columns(shape: MatmulShape) -> int:
