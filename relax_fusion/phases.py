@@ -9,7 +9,7 @@ from tvm import ir
 from tvm.ir.transform import Pass
 
 from .launch.cuda_source import source_compiler
-from .matching.remembered import remembered
+from .matching.known_effects import known_effects
 from .options import PipelineOptions, choices, dumped
 from .recovery import recovered
 from .transforms.debug_dump import phase_runner, reported
@@ -43,7 +43,7 @@ def run_once(options: PipelineOptions, phases: Sequence[Phase], mod: ir.IRModule
     target, wanted = options.target, dumped(options, [file for file, *_ in phases])
     dump = phase_runner(wanted, mod, choices(options))
     report = reported(options.report, target, options.fuse.backend, options.debug_dump)
-    with report, target, no_cycles_collected(), remembered(), source_compiler(), dump as perform:
+    with report, target, no_cycles_collected(), known_effects(), source_compiler(), dump as perform:
         for file, phase, doing in phases:
             if options.progress is not None:
                 enter(CALLER)

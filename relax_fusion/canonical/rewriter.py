@@ -10,8 +10,8 @@ from tvm import ir, relax, tirx
 from ..matching.effects import Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.identity import Identity, items_of
+from ..matching.known_effects import memory_of
 from ..matching.pattern import belongs_to_a_library, is_call, operator_of
-from ..matching.remembered import memory_of
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..transforms.modules import functions_of
 from ..tvm_ir import Analyzer, structural_equal

@@ -11,12 +11,12 @@ from ..errors import Decline
 from ..workload import ACTIVATIONS, Projection, Step
 from ..workload.dtypes import accumulator, step_dtype
 from .activations import activation
-from .casts import narrows
 from .constants import binary, scaled
 from .identity import Identity
 from .linear import Linear
 from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
+from .roundings import narrows
 from .shapes import as_dim, dtype_of, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1

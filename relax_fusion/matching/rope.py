@@ -16,13 +16,13 @@ from tvm import relax, tirx
 
 from ..errors import Reason
 from ..workload import Rope
-from .casts import refuse_kept_roundings
 from .epilogue import Chain, named
 from .movements import Moved, Run, moves, same_expr, through_views
 from .pattern import BlockView, KernelArg, PrimExpr, Refused, guard
+from .rotated_results import RotatedPart, after_the_kernel
 from .rotation import Rotation, rotation_of
+from .roundings import refuse_kept_roundings
 from .shapes import as_dim, check_dtype, dtype_of, product, same_shape, shape_of
-from .turned import Turned, after_the_kernel
 
 
 def with_rope(
@@ -53,7 +53,9 @@ def with_rope(
         return chain
     whole = Moved(chain.out, (*range(len(shape) - 1), (Run(n, 1),)))
     tensors = list(moves(view, whole))
-    turned = [Turned(t, found) for t in tensors if (found := rotation_of(view, t.var)) is not None]
+    turned = [
+        RotatedPart(t, found) for t in tensors if (found := rotation_of(view, t.var)) is not None
+    ]
     if not turned:
         return chain
     try:
@@ -66,7 +68,7 @@ def with_rope(
 def _rotated(
     view: BlockView,
     chain: Chain,
-    found: tuple[list[Moved], list[Turned]],
+    found: tuple[list[Moved], list[RotatedPart]],
     forbidden: set[relax.Var],
     bounds: Mapping[str, int],
 ) -> Chain:
@@ -99,7 +101,7 @@ def _rotated(
     return after_the_kernel(view, longer, (tensors, turned))
 
 
-def _placed(rope: Rope, turned: list[Turned], n: int) -> Rope:
+def _placed(rope: Rope, turned: list[RotatedPart], n: int) -> Rope:
     """Return a rotation with the heads that are turned, refusing what is not at equal distances."""
     parts = [part.moved.features(slice(-1)) for part in turned]
     starts = np.unique(np.concatenate(parts))
@@ -129,7 +131,7 @@ def _placed(rope: Rope, turned: list[Turned], n: int) -> Rope:
     )
 
 
-def _check_readers(view: BlockView, found: tuple[list[Moved], list[Turned]]) -> None:
+def _check_readers(view: BlockView, found: tuple[list[Moved], list[RotatedPart]]) -> None:
     """Refuse a rotation if anything else reads a feature from before it."""
     tensors, turned = found
     rotated = np.concatenate([part.moved.features() for part in turned])
@@ -151,7 +153,7 @@ def _check_readers(view: BlockView, found: tuple[list[Moved], list[Turned]]) -> 
 
 
 def _angles(
-    view: BlockView, part: Turned, bounds: Mapping[str, int]
+    view: BlockView, part: RotatedPart, bounds: Mapping[str, int]
 ) -> tuple[Rope, KernelArg, KernelArg]:
     """Read cosines and sines as matrices ``[positions, head_dim]``."""
     moved, rotation = part.moved, part.rotation

@@ -7,13 +7,14 @@ norm, and the tensor between two matmuls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
 
+from ..errors import Reason
 from ..workload import FLOAT_BYTES
 from .effects import free_vars
-from .pattern import is_call
+from .pattern import BlockView, guard, is_call
 from .shapes import dtype_of
 
 Bindings = Mapping[relax.Var, relax.Expr]
@@ -25,6 +26,8 @@ MOVEMENTS = tuple(
         *("strided_slice", "concat", "broadcast_to", "repeat", "tile", "flip", "stack"),
     )
 )
+"""Operators behind which a rounding is looked for."""
+
 NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 SQUARES = ("relax.square", "relax.power", "relax.multiply")
 
@@ -124,3 +127,41 @@ def _is_normalised(values: Bindings, var: relax.Var) -> bool:
     while is_call(value, *MOVEMENTS, "relax.astype") and value.args[0] in values:
         value = values[value.args[0]]
     return is_call(value, *NORMS, "relax.nn.softmax")
+
+
+def narrows(view: BlockView, expr: relax.Expr) -> bool:
+    """Tell whether `expr` is a cast to a narrower float, of what was not as narrow before."""
+    cast = view.call(expr, "relax.astype")
+    source, width = expr, FLOAT_BYTES.get(dtype_of(expr), 0)
+    while cast is not None and width:
+        source = cast.args[0]
+        if FLOAT_BYTES.get(dtype_of(source), 0) <= width:
+            return False
+        cast = view.call(source, "relax.astype", *MOVEMENTS)
+    return source is not expr
+
+
+def refuse_kept_roundings(view: BlockView, covers: Sequence[relax.Var]) -> None:
+    """Refuse a chain that keeps in float32 what its graph narrows and widens again."""
+    inside = set(covers)
+    for var in covers:
+        if not narrows(view, var):
+            continue
+        wide = [u.name for u in _inside_behind(view, var, inside) if _widens(view, u, var)]
+        detail = f"{var.name} is rounded to {dtype_of(var)}, and read as more by {', '.join(wide)}"
+        guard(not wide, Reason.DTYPE, detail)
+
+
+def _inside_behind(view: BlockView, var: relax.Var, inside: set[relax.Var]) -> Iterator[relax.Var]:
+    """Yield what reads a variable inside a chain, movements of it looked through."""
+    for user in view.uses(var):
+        if user in inside:
+            yield user
+            moved = isinstance(view.defs[user], relax.Var | relax.Tuple | relax.TupleGetItem)
+            if moved or view.call(user, *MOVEMENTS) is not None:
+                yield from _inside_behind(view, user, inside)
+
+
+def _widens(view: BlockView, user: relax.Var, var: relax.Var) -> bool:
+    cast = view.call(user, "relax.astype") is not None
+    return cast and FLOAT_BYTES.get(dtype_of(user), 0) > FLOAT_BYTES[dtype_of(var)]

@@ -11,8 +11,8 @@ from tvm import ir, relax
 from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.identity import items_of
+from ..matching.known_effects import memory_of
 from ..matching.pattern import is_call
-from ..matching.remembered import memory_of
 from ..transforms.modules import OPAQUE, functions_of, with_functions
 
 FORCE_PURE = "relax.force_pure"

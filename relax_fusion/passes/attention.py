@@ -11,9 +11,9 @@ from ..matching.attention.aligned import Grid
 from ..matching.attention.layout import Laid, laid
 from ..matching.attention.modifiers import Modifiers, modifiers
 from ..matching.attention.operands import read_by
-from ..matching.casts import refuse_kept_roundings
 from ..matching.constants import is_factor
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
+from ..matching.roundings import refuse_kept_roundings
 from ..matching.shapes import as_dims, check_dtype, dtype_of, static
 from ..workload import Attention
 from .driver import FusingPass

@@ -21,9 +21,9 @@ from ..compute import build_prim_func
 from ..errors import PipelineError
 from ..estimator import Choice, saved_s
 from ..hardware.target import device_of, require_tf32
+from ..matching.known_effects import memory_of
 from ..matching.pattern import BlockView, Match, belongs_to_a_library
 from ..matching.rebuild import Kernel, rebuild
-from ..matching.remembered import memory_of
 from ..report.decision import Decision
 from ..validation import shown
 from .block_round import Form, Round, Setting

@@ -23,8 +23,8 @@ from ..matching import (
     readers_of,
     ungrouped,
 )
-from ..matching.casts import refuse_kept_roundings
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
+from ..matching.roundings import refuse_kept_roundings
 from ..matching.shapes import (
     as_dim,
     check_dtype,

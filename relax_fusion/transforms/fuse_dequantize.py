@@ -13,8 +13,8 @@ from ..matching.dequantized import Dequantized, dequantized, tensors_of
 from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
 from ..matching.identity import Identity
+from ..matching.known_effects import memory_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
-from ..matching.remembered import memory_of
 from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
 from ..tvm_ir import TensorLoad, structural_equal, structural_hash, structural_map

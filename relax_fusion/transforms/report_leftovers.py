@@ -11,10 +11,10 @@ from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
 from ..matching.movements import Moved, Run, moves
+from ..matching.neighbours import GIVEN, Neighbours
 from ..matching.operations import OPERATORS, Operation, root_of, way_back
 from ..matching.pattern import BlockView, belongs_to_a_library, calls_in, is_call
 from ..matching.shapes import shape_of
-from ..matching.surroundings import GIVEN, Surroundings
 from ..report.coverage import IS_OFF, Leftover
 from ..report.decision import Decision
 from .modules import functions_of
@@ -99,7 +99,7 @@ class _Looker:
 
     def __init__(self, view: BlockView, decisions: Sequence[Decision], disabled: Collection[str]):
         self.view, self.disabled = view, disabled
-        self.around = Surroundings(view, {d.kernel: d for d in decisions if d.kernel})
+        self.around = Neighbours(view, {d.kernel: d for d in decisions if d.kernel})
         self.refusals: dict[str, dict[str, Decision]] = {}
         for decision in decisions:
             for name in () if decision.fused else (*decision.chain, *decision.where.split(", ")):

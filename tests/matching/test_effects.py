@@ -8,8 +8,8 @@ from tvm import ir, relax
 
 from relax_fusion import Reason
 from relax_fusion.matching.effects import HIDDEN, Memory
+from relax_fusion.matching.known_effects import known_effects, memory_of
 from relax_fusion.matching.pattern import BlockView
-from relax_fusion.matching.remembered import memory_of, remembered
 from relax_fusion.mend.in_place import SeparateWrites
 from relax_fusion.mend.memory_planning import NameInPlaceResults
 from relax_fusion.mend.transposed_matmul import FuseTransposeMatmul
@@ -332,12 +332,12 @@ def test_passes_share_the_memory_of_functions_that_stay_as_they_are() -> None:
     plain, calling = mod["plain"], mod["calling"]
     changed = plain.with_attr("relax_fusion.changed", 1)
     assert memory_of("plain", plain, mod) is not memory_of("plain", plain, mod)
-    with remembered():
+    with known_effects():
         first = memory_of("plain", plain, mod)
         assert memory_of("plain", plain, mod) is first
         assert memory_of("plain", changed, mod) is not first
         assert memory_of("plain", plain, mod) is not first  # only the last one is kept
         # What another function does may change without this one
         assert memory_of("calling", calling, mod) is not memory_of("calling", calling, mod)
-    with remembered():
+    with known_effects():
         assert memory_of("plain", plain, mod) is not first

@@ -9,8 +9,8 @@ from tvm import relax
 
 from ...errors import Reason
 from ...workload import BiasOp, Causal, MaskDims
-from ..casts import refuse_kept_roundings
 from ..pattern import KernelArg, Refused, guard
+from ..roundings import refuse_kept_roundings
 from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
 from .alibi import Slopes
 from .aligned import Aligned, Grid

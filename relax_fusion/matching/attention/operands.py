@@ -11,9 +11,9 @@ from ...errors import Reason
 from ...workload import Heads
 from ..axes import Atom, Placed, behind, is_one, regrouped
 from ..constants import scaled
+from ..movements import prefix_slice
 from ..pattern import BlockView, PrimExpr, guard
 from ..shapes import dtype_of, known_shape, same_shape
-from ..slices import prefix_slice
 from .merged import Kept, heads_left, uncut
 
 WIDENED = {"float16": "float32", "bfloat16": "float32"}

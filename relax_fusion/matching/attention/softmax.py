@@ -10,9 +10,9 @@ from ...errors import Reason
 from ...workload import FLOAT_BYTES
 from ..axes import is_one, is_plain_copy
 from ..elements import Elements
+from ..movements import prefix_slice
 from ..pattern import BlockView, guard
 from ..shapes import dtype_of, same_shape, shape_of, shape_text
-from ..slices import prefix_slice
 from .row_maximum import is_by_row, row_maximum
 from .scores import Scores
 

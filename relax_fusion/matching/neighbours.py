@@ -26,7 +26,7 @@ _ARITHMETIC = [
 ]
 
 
-class Surroundings:
+class Neighbours:
     """The operations that are left in a block, and ways from one to another.
 
     Parameters

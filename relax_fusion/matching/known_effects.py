@@ -15,7 +15,7 @@ _known = ContextVar("known", default=None)
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def known_effects() -> Iterator[None]:
     """Let passes share the `Memory` of functions that none of them changes, until the end."""
     token = _known.set({})
     try:

@@ -15,7 +15,7 @@ from .shapes import dtype_of, same_shape, shape_of
 
 
 @dataclass(frozen=True)
-class Turned:
+class RotatedPart:
     """A rotation of a part of a projection."""
 
     moved: Moved
@@ -27,7 +27,7 @@ Joins = dict[relax.Var, tuple[Moved, tuple[relax.Var, ...]]]
 
 
 def after_the_kernel(
-    view: BlockView, chain: Chain, found: tuple[list[Moved], list[Turned]]
+    view: BlockView, chain: Chain, found: tuple[list[Moved], list[RotatedPart]]
 ) -> Chain:
     """Return the chain with the movements that lead from its kernel to what is read behind.
 
@@ -44,7 +44,7 @@ def after_the_kernel(
         The block.
     chain : Chain
         The projection, whose kernel rotates.
-    found : (list of Moved, list of Turned)
+    found : (list of Moved, list of RotatedPart)
         Tensors with its features, and the rotations of some of them.
     """
     tensors, turned = found
