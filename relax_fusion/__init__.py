@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from .passes import FuseAttentionChain as FuseAttentionChain
     from .passes import FuseChains as FuseChains
     from .passes import FuseGatedFFN as FuseGatedFFN
-    from .passes import FuseMatmulChain as FuseMatmulChain
     from .passes import FuseMatmulEpilogue as FuseMatmulEpilogue
     from .passes import FusePatterns as FusePatterns
     from .passes import FuseProjections as FuseProjections
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from .workload import Attention as Attention
     from .workload import DynamicDim as DynamicDim
     from .workload import GatedFFN as GatedFFN
-    from .workload import MatmulChain as MatmulChain
     from .workload import Norm as Norm
     from .workload import NormMatmul as NormMatmul
     from .workload import Projection as Projection
@@ -96,7 +94,7 @@ _NAMES = {
     "hardware.target": "host_target make_target",
     "options": "PipelineOptions",
     "passes": (
-        "PATTERNS FuseAdapters FuseAttentionChain FuseChains FuseGatedFFN FuseMatmulChain "
+        "PATTERNS FuseAdapters FuseAttentionChain FuseChains FuseGatedFFN "
         "FuseMatmulEpilogue FusePatterns FuseProjections FuseRMSNormMatmul register_pass"
     ),
     "passes.driver": "FusingPass",
@@ -108,7 +106,7 @@ _NAMES = {
     "transforms.fuse_dequantize": "FuseDequantize",
     "triton_bridge": "OUT EmbedTritonKernels call_tir_extern",
     "tuning": "Tuning tune",
-    "workload": "Adapter Attention DynamicDim GatedFFN MatmulChain Norm NormMatmul Projection",
+    "workload": "Adapter Attention DynamicDim GatedFFN Norm NormMatmul Projection",
 }
 """The public names, by the module that has them."""
 

@@ -21,10 +21,10 @@ from tvm.target import Target
 from .canonical import CANONICAL, WidenFloat8Products
 from .dlight_rules import (
     AttentionRule,
+    ChainRule,
     ContractionRule,
     CPUSpatialRule,
     GenericMatmulRule,
-    MatmulChainRule,
     NormRule,
     RowSumRule,
     ScalarMatmulRule,
@@ -201,7 +201,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     rules: list[ScheduleRule] = [
         ContractionRule(),
         AttentionRule(),
-        MatmulChainRule(),
+        ChainRule(),
         GenericMatmulRule(options.allow_tf32),
         NormRule(),
         RowSumRule(),

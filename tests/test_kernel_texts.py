@@ -18,10 +18,11 @@ from tvm.target import Target
 
 from relax_fusion import cuda_kernels, make_target
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.dlight_rules import AttentionRule, ChainRule, ContractionRule
+from relax_fusion.estimator.families.cpu_generated.family import CpuChainPlan
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
-from relax_fusion.estimator.families.generated.plan import GeneratedPlan, TilingPlan
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
@@ -29,8 +30,8 @@ from relax_fusion.hardware.target import device_of
 from relax_fusion.launch.arguments import Out, TensorMap, Workspace
 from relax_fusion.triton_bridge.steps import AnyStep, SourceStep
 from relax_fusion.workload import (
+    Chain,
     DynamicDim,
-    MatmulChain,
     Norm,
     NormMatmul,
     Packed,
@@ -40,6 +41,7 @@ from relax_fusion.workload import (
 
 from .support.estimator_cases import attention
 from .support.launches import launch_cases, parameters
+from .support.matmul_chains import TwoMatmuls
 
 TEXTS = Path(__file__).parent / "data" / "kernels"
 CPU = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
@@ -54,8 +56,8 @@ def matmul(
     return NormMatmul(rows, k, (Projection(n, "nk", ("bias",)),), norm, dtype, dtype)
 
 
-def chain(rows: int, sizes: tuple[int, int, int], dtype: str) -> MatmulChain:
-    return MatmulChain(rows, *sizes, ("nk", "nk"), (), ("residual",), dtype, dtype)
+def chain(rows: int, sizes: tuple[int, int, int], dtype: str) -> Chain:
+    return TwoMatmuls(rows, *sizes, ("nk", "nk"), (), ("residual",), dtype, dtype).chain
 
 
 SMALL = attention(1, 16, 16, (1, 1), (16, 16))
@@ -105,7 +107,7 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     ),
     "CpuGenerated": (
         *(CPU, chain(20, (16, 32, 16), "float32")),
-        TilingPlan(
+        CpuChainPlan(
             *(16, 16, 32),
             lanes=8,
             family="cpu_generated",
@@ -113,10 +115,9 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
             tiles="i=16 j0=32 k=16 j1=16",
         ),
     ),
-    "CpuChain": (
-        CPU,
-        chain(4, (16, 8, 16), "float32"),
-        TilePlan(1, 8, 8, reg_n=8, lanes=8, family="chain_in_a_row"),
+    "CpuProducts": (
+        *(CPU, chain(4, (16, 8, 16), "float32")),
+        TilePlan(2, 4, 16, reg_m=2, reg_n=4, lanes=8, family="cpu_products"),
     ),
 }
 """By family: a small workload, and a plan of small tiles."""
@@ -149,7 +150,9 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
         ],
     ),
     "Generated": (
-        MatmulChain(ROWS, 64, 256, 64, ("kn", "nk"), ("gelu",), ("bias",), "float16", "float16"),
+        TwoMatmuls(
+            ROWS, 64, 256, 64, ("kn", "nk"), ("gelu",), ("bias",), "float16", "float16"
+        ).chain,
         [
             GeneratedPlan(
                 *(64, 64, 128),
@@ -171,7 +174,7 @@ def scheduled(target: str | Target, work: Workload, plan: TilePlan) -> str:
     """Return the PrimFunc that a rule of ours makes."""
     func = build_prim_func(work, PlanTable.single(plan))
     target = make_target(target) if isinstance(target, str) else target
-    rules = (ContractionRule(), AttentionRule(), MatmulChainRule())
+    rules = (ContractionRule(), AttentionRule(), ChainRule())
     (made,) = [s.mod["main"] for r in rules if (s := r.apply(func, target, False)) is not None]
     for attr in {*dict(func.attrs)} & {*dict(made.attrs)}:
         made = made.without_attr(attr)

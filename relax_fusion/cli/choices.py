@@ -11,7 +11,7 @@ MODELS = (
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
     *("RecogniseOperators", "FuseNormRotation"),
-    *("FuseAdapters", "FuseChains", "FuseMatmulChain", "FuseGatedFFN", "FuseRMSNormMatmul"),
+    *("FuseAdapters", "FuseChains", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )
 PEERS = ("tvm", "torch", "torch-compile", "torch-graphs")

@@ -11,7 +11,6 @@ from ..workload import Workload
 from ..workload.json import WORKLOAD_ATTR, from_json
 from .attention import attention_prim_func
 from .contraction import contraction_prim_func
-from .matmul_chain import matmul_chain_prim_func
 from .reference import build_prim_func, dims_of, reference_prim_func, within
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "contraction_prim_func",
     "description",
     "dims_of",
-    "matmul_chain_prim_func",
     "reference_prim_func",
     "within",
 ]

@@ -23,10 +23,10 @@ from ..workload import INTEGER_DTYPES, Graph, Operand
 from ..workload.graph import Block
 from ..workload.roofline import Sizes
 from .activations import ACCUMULATE
-from .chain_tiling import ChainTiling
 from .reference import declare, dims_of
 from .register_tiles import RegisterTiles
-from .tile_writer import int64, only_if
+from .tile_writer import ChainTiling, int64, only_if
+from .weight_panels import Packing
 
 
 def scheduled_chain(
@@ -34,6 +34,7 @@ def scheduled_chain(
     schedule: Schedule,
     sizes: Sizes | None = None,
     registers: Registers = Registers(),  # noqa: B008 - it cannot change
+    packing: Packing = "blocks",
 ) -> tirx.PrimFunc:
     """Return the function that computes a graph tile by tile, as a schedule says.
 
@@ -48,6 +49,8 @@ def scheduled_chain(
         others too, from 1 on.
     registers : Registers, optional
         The register tiles of contractions, and the lanes of vectors.
+    packing : {"blocks", "once", "none"}
+        When weights are copied side by side.
 
     Returns
     -------
@@ -59,13 +62,34 @@ def scheduled_chain(
     LoweringError
         If a dynamic dimension has one tile, or tiles that are kept.
     """
+    return scheduled_parts(graph, [(graph, schedule)], sizes, registers, packing)
+
+
+def scheduled_parts(
+    graph: Graph,
+    parts: Sequence[tuple[Graph, Schedule]],
+    sizes: Sizes | None,
+    registers: Registers,
+    packing: Packing,
+) -> tirx.PrimFunc:
+    """Return the function that computes parts of a graph one after the other, as `scheduled_chain`.
+
+    What one part makes for another is in memory between.
+    """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
         params = declare(graph)
         operands = (*graph.inputs, *graph.outputs)
         buffers = {o.name: p for o, p in zip(operands, params, strict=True)}
-        tiling = ChainTiling(graph, schedule, sizes)
-        _ChainWriter(graph, buffers, dims_of(graph, params), tiling, registers).run()
+        dims = dims_of(graph, params)
+        for part, schedule in parts:
+            for made in part.outputs:
+                if made.name not in buffers:
+                    sizes_of = made.shape or ()
+                    shape = [int64(d) if isinstance(d, int) else dims[d.name] for d in sizes_of]
+                    buffers[made.name] = T.sblock_alloc_buffer(shape, made.dtype)
+            tiling = ChainTiling(part, schedule, sizes)
+            _ChainWriter(part, buffers, dims, tiling, registers, packing).run()
     return builder.get()
 
 
@@ -74,6 +98,8 @@ class _ChainWriter(RegisterTiles):
 
     def run(self) -> None:
         """Write the parallel loop over the grid, and its body."""
+        for step in self.packed_steps() if self.packing == "once" else ():
+            self.pack_once(step)
         grid = self.schedule.structure.grid
         trips = [self.trips(name) for name in grid]
         count = int64(1)
@@ -92,14 +118,16 @@ class _ChainWriter(RegisterTiles):
                 self._body(self.schedule.structure.body)
 
     def _declare_accesses(self) -> None:
-        """Tell TVM which operands a block reads and writes: it would add the tiles of the block."""
+        """Tell TVM what a block reads and writes: it would add the tiles of the block."""
 
-        def whole(operands: Iterable[Operand]) -> list[tirx.BufferRegion]:
-            buffers = (self.buffers[o.name] for o in operands if o.shape is not None)
+        def whole(buffers: Iterable[tirx.Var]) -> list[tirx.BufferRegion]:
             return [b[tuple(slice(0, n) for n in b.ty.shape)] for b in buffers]
 
-        T.reads(*whole(self.graph.inputs))
-        T.writes(*whole(self.graph.outputs))
+        def of(operands: Iterable[Operand]) -> list[tirx.Var]:
+            return [self.buffers[o.name] for o in operands if o.shape is not None]
+
+        T.reads(*whole([*of(self.graph.inputs), *self.panels.values()]))
+        T.writes(*whole(of(self.graph.outputs)))
 
     def _body(self, body: tuple[Node, ...]) -> None:
         """Write loops and statements in order."""

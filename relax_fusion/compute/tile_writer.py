@@ -1,4 +1,4 @@
-"""Elements of tiles: where they lie, how many there are, and vectors of them."""
+"""A schedule of a chain on a CPU; elements of tiles: where they lie, how many, and in vectors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from contextlib import contextmanager
 
 from tvm import ir, tirx
 
+from ..errors import LoweringError
 from ..estimator.families.cpu_generated.registers import Registers
+from ..tiling import Schedule
+from ..tiling.axes import loop_names
 from ..tiling.space import Step
 from ..tvm_ir import IRBuilder, T
-from ..workload import INTEGER_DTYPES, Graph
+from ..workload import INTEGER_DTYPES, Dim, DynamicDim, Graph
+from ..workload.roofline import Sizes
 from ..workload.values import Read
 from .activations import ACCUMULATE
-from .chain_tiling import ChainTiling
 from .reference import FUNCTIONS, Writer
 from .stages import as_stored
 
@@ -38,6 +41,52 @@ def only_if(conditions: Sequence[tirx.Expr]) -> Iterator[None]:
             yield
     else:
         yield
+
+
+class ChainTiling:
+    """A schedule, and which loop each axis of each statement is."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, sizes: Sizes | None):
+        self.schedule, self.space = schedule, schedule.space
+        self.kept = dict(schedule.structure.kept)
+        names, extents = loop_names(graph, sizes or {})
+        self.loop_of: dict[str, dict[str, str]] = {}
+        self.dims: dict[str, Dim] = dict(extents)
+        for (number, axis), loop in names.items():
+            block = graph.blocks[number]
+            self.loop_of.setdefault(block.out, {})[axis] = loop
+            size = next(a.size for a in (*block.axes, *block.reduced) if a.name == axis)
+            if isinstance(size, DynamicDim):
+                self.dims[loop] = size
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what has no loops of this kind."""
+        there = {name for _, around in self.schedule.structure.statements for name in around}
+        held = {name for loops in self.kept.values() for name in loops}
+        for name, dim in self.dims.items():
+            if not isinstance(dim, int) and (name not in there or name in held):
+                how = "has tiles that are kept" if name in held else "has one tile"
+                raise LoweringError(f"{name} of the dynamic size {dim.name} {how}; must have loops")
+
+    def growing(self, graph: Graph, step: Step) -> Iterator[tuple[Step, str]]:
+        """Yield what a statement reads that is relative to a growing maximum, and the maximum."""
+        for read in step.reads:
+            made = self.space.step.get(read.tensor)
+            if step.reduced and made is not None:
+                yield from ((made, top) for top in self.partial(graph, made))
+
+    def partial(self, graph: Graph, step: Step) -> tuple[str, ...]:
+        """Return the maxima that a statement may read before they are complete."""
+        makers = {b.out: b for b in graph.blocks}
+        return tuple(
+            dict.fromkeys(
+                read.tensor
+                for read in step.reads
+                if read.tensor in makers and read.tensor not in step.waits
+                if makers[read.tensor].combine == "max"
+            )
+        )
 
 
 class TileWriter(Writer):
@@ -88,12 +137,19 @@ class TileWriter(Writer):
         place = [self.number.get(n, int64(0)) for n in kept]
         return place + [self.inner[n] for n in step.makes.loops] or [int64(0)]
 
-    def each(self, step: Step, loops: Sequence[str], write: Callable[[], None]) -> None:
-        """Write something for each element of a tile: for vectors of them, then for the rest."""
+    def each(
+        self, step: Step, loops: Sequence[str], write: Callable[[], None], vectors: bool = False
+    ) -> None:
+        """Write something for each element of a tile: for vectors of them, then for the rest.
+
+        A statement that is not done in vectors is so if `vectors` says that what is written can be.
+        """
         lanes = self.registers.lanes
         *outer, count = [self.elements_of(n) for n in loops] or [int64(1)]
         whole, rest = count // int64(lanes), count % int64(lanes)
-        if not self.in_vectors(step) or (isinstance(whole, tirx.IntImm) and int(whole) == 0):
+        if not (vectors or self.in_vectors(step)) or (
+            isinstance(whole, tirx.IntImm) and int(whole) == 0
+        ):
             with self.elements(step, loops):
                 write()
             return
@@ -112,7 +168,7 @@ class TileWriter(Writer):
     def in_vectors(self, step: Step) -> bool:
         """Tell whether a statement is done for several elements at a time."""
         tensors = (step.out, *(read.tensor for read in step.reads))
-        return {self.graph[t].dtype for t in tensors} <= {"float32", "float16"}
+        return {self.graph[t].dtype for t in tensors} <= {"float32", "float16", "bfloat16"}
 
     @contextmanager
     def elements(self, step: Step, loops: Sequence[str]) -> Iterator[None]:
@@ -163,7 +219,8 @@ class TileWriter(Writer):
             return super()._read(read)
         made, tensor = self.space.step[read.tensor], self.graph[read.tensor]
         value = self.tiles[read.tensor][tuple(self.place(made, read.tensor))].astype(self.dtype)
-        if tensor.rounds and self.dtype == ACCUMULATE and tensor.dtype not in INTEGER_DTYPES:
+        sums = bool(made.reduced) and tensor.dtype not in INTEGER_DTYPES  # maps are rounded already
+        if tensor.rounds and self.dtype == ACCUMULATE and sums:
             value = as_stored(value, tensor.dtype)
         if read.tensor not in self.tiling.partial(self.graph, self.step):
             return value  # else: nothing seen so far is no reason for a NaN

@@ -1,7 +1,7 @@
 """Schedule rules: ours for what the passes emit, and safe ones for everything else."""
 
 from .apply import ScheduleKernels
-from .fused import AttentionRule, ContractionRule, MatmulChainRule
+from .fused import AttentionRule, ChainRule, ContractionRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
 from .norms import NormRule, RowSumRule
@@ -12,10 +12,10 @@ ForeignMatmulRule = GenericMatmulRule
 __all__ = [
     "AttentionRule",
     "CPUSpatialRule",
+    "ChainRule",
     "ContractionRule",
     "ForeignMatmulRule",
     "GenericMatmulRule",
-    "MatmulChainRule",
     "NormRule",
     "RowSumRule",
     "ScalarMatmulRule",

@@ -33,7 +33,6 @@ from ..workload import (
     DynamicDim,
     GatedFFN,
     Graph,
-    MatmulChain,
     NormMatmul,
     Workload,
 )
@@ -88,10 +87,10 @@ class AttentionRule(FusedRule):
     takes = (Attention,)
 
 
-class MatmulChainRule(FusedRule):
-    """`FusedRule` of chains of matmuls."""
+class ChainRule(FusedRule):
+    """`FusedRule` of chains of any kind."""
 
-    takes = (MatmulChain, Chain)
+    takes = (Chain,)
 
 
 def _fits(func: tirx.PrimFunc, graph: Graph) -> bool:

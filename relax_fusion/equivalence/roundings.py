@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ..matching.roundings import kept_roundings
-from ..workload import Chain, MatmulChain
+from ..workload import Chain
 from .interpreter import Hook, Value
 from .operators import Array
 from .region import Region
@@ -27,7 +27,7 @@ def coarse(values: Array) -> Array:
 def coarse_bindings(region: Region) -> Hook:
     """Return what rounds the bindings of a region that its kernel has to round."""
     work = region.match.workload
-    between = isinstance(work, MatmulChain | Chain) or work.is_adapted
+    between = isinstance(work, Chain) or work.is_adapted
     kept = kept_roundings(region.values, between)
 
     def rounded(var: relax.Var, value: Value) -> Value:

@@ -16,8 +16,8 @@ from ..hardware import DeviceSpec
 from ..validation import read, shown
 from ..workload import Attention, Workload
 from .families.cpu_attention import CpuAttention
-from .families.cpu_chain import CpuChain
 from .families.cpu_generated.family import CpuGenerated
+from .families.cpu_products import CpuProducts
 from .families.cpu_tiles import CpuTiles
 from .families.cuda_matmul.family import CudaMatmul
 from .families.dot_products import DotProducts
@@ -42,7 +42,7 @@ Family = KernelFamily[Any]
 FAMILIES: list[Family] = [
     *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles(), FmaAttention()),
-    *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain(), CpuGenerated()),
+    *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuProducts(), CpuGenerated()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ..report.item import Kind, Product
 from ..report.sizes import Extent, times
-from ..workload import Attention, Chain, DynamicDim, MatmulChain, Packed, Workload
+from ..workload import Attention, Chain, DynamicDim, Packed, Workload
 from ..workload.dims import Dim
 from ..workload.formats import ALL
 from ..workload.graph import Block
@@ -18,7 +18,7 @@ def kind_of(work: Workload) -> Kind:
     """Say what a fused chain is."""
     if isinstance(work, Attention):
         return "attention"
-    return "chain" if isinstance(work, Chain | MatmulChain) else "matmul"
+    return "chain" if isinstance(work, Chain) else "matmul"
 
 
 def products_of(work: Workload, dims: Mapping[str, Extent]) -> tuple[Product, ...]:

@@ -15,7 +15,6 @@ from .adapter import adapted
 from .constants import binary
 from .epilogue import Chain, epilogue, named
 from .linear import Linear, linear
-from .matmul_chain import Side, matmul_chain
 from .movements import ungrouped
 from .norms import normalisation
 from .projections import (
@@ -32,14 +31,12 @@ __all__ = [
     "Chain",
     "Linear",
     "Prologue",
-    "Side",
     "activation",
     "adapted",
     "binary",
     "epilogue",
     "linear",
     "made_by",
-    "matmul_chain",
     "named",
     "norm_matmul",
     "norm_prologue",

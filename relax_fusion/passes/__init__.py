@@ -17,7 +17,6 @@ from .chains import FuseChains
 from .driver import fuse
 from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
-from .matmul_chain import FuseMatmulChain
 from .norm_matmul import FuseRMSNormMatmul
 from .options import FuseOptions
 from .projections import FuseProjections
@@ -25,7 +24,6 @@ from .projections import FuseProjections
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
     "FuseAdapters": FuseAdapters,
     "FuseChains": FuseChains,
-    "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
     "FuseAttentionChain": FuseAttentionChain,
@@ -93,7 +91,6 @@ __all__ = [
     "FuseAttentionChain",
     "FuseChains",
     "FuseGatedFFN",
-    "FuseMatmulChain",
     "FuseMatmulEpilogue",
     "FusePatterns",
     "FuseProjections",

@@ -9,6 +9,7 @@ the tiles and the price.  Nothing here needs TVM.
 """
 
 from .expressions import Expression, expressions, parse
+from .parts import product_parts
 from .placement import place
 from .space import Access, IterationSpace, TileLoop, iteration_space
 from .split import SplitGraph, recomputed, split_loops, split_sum
@@ -31,6 +32,7 @@ __all__ = [
     "moves",
     "parse",
     "place",
+    "product_parts",
     "recomputed",
     "split_loops",
     "split_sum",

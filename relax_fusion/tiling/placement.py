@@ -41,7 +41,12 @@ class _Body:
         )
 
 
-def place(space: IterationSpace, expression: Expression, single: Collection[str] = ()) -> Structure:
+def place(
+    space: IterationSpace,
+    expression: Expression,
+    single: Collection[str] = (),
+    inside: Collection[str] = (),
+) -> Structure:
     """Return the structure that a tiling expression denotes.
 
     Parameters
@@ -52,6 +57,8 @@ def place(space: IterationSpace, expression: Expression, single: Collection[str]
         The order of the loops.
     single : collection of str
         Loops of one tile, which are left out: what stood inside them may leave more loops.
+    inside : collection of str
+        Loops that are no axes of the grid: a block goes through all their tiles.
 
     Raises
     ------
@@ -64,14 +71,17 @@ def place(space: IterationSpace, expression: Expression, single: Collection[str]
             f"tiling expression {expression} has the loops {', '.join(found)}; must have "
             f"{', '.join(sorted(space.ordered))}"
         )
-    return place_ordered(space, expression.without({*single, *space.common}), single)
+    return place_ordered(space, expression.without({*single, *space.common}), single, inside)
 
 
 def place_ordered(
-    space: IterationSpace, expression: Expression, single: Collection[str]
+    space: IterationSpace,
+    expression: Expression,
+    single: Collection[str],
+    inside: Collection[str] = (),
 ) -> Structure:
     """Do as `place` for an expression without loops of one tile and those that all share."""
-    grid = grid_axes(space, expression, single)
+    grid = tuple(n for n in grid_axes(space, expression, single) if n not in inside)
     return _Placement(space, expression.without(grid)).structure(grid)
 
 

@@ -11,12 +11,16 @@ from .structure import Structure
 
 
 def distinct(
-    space: IterationSpace, found: Iterable[Expression], single: Collection[str] = ()
+    space: IterationSpace,
+    found: Iterable[Expression],
+    single: Collection[str] = (),
+    inside: Collection[str] = (),
 ) -> dict[Structure, Expression]:
     """Rule 1: keep one expression of those for which a block does the same.
 
     Where the loops of the results are axes of the grid, their order says nothing; nor does that of
-    loops without a common statement.  Loops in `single` have one tile, which makes more the same.
+    loops without a common statement.  Loops in `single` have one tile, which makes more the same;
+    those `inside` are no axes of the grid.
     """
     kept: dict[Structure, Expression] = {}
     seen: set[Expression] = set()
@@ -24,7 +28,7 @@ def distinct(
         left = expression.without({*single, *space.common})
         if left not in seen:
             seen.add(left)
-            kept.setdefault(place_ordered(space, left, single), expression)
+            kept.setdefault(place_ordered(space, left, single, inside), expression)
     return kept
 
 

@@ -28,7 +28,7 @@ from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
 from ..transforms.running import making
-from ..workload import Attention, Chain, DynamicDim, MatmulChain, Workload
+from ..workload import Attention, Chain, DynamicDim, Workload
 from .attention import attention_cases, empty_cases
 from .attention_call import Case
 from .compile import Made, try_kernels
@@ -103,7 +103,7 @@ class Fused:
         most = self._most(bounds)
         if isinstance(self.work, Attention):
             return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
-        if isinstance(self.work, MatmulChain | Chain):
+        if isinstance(self.work, Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)

@@ -18,7 +18,6 @@ from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
 from .heads import Heads
-from .matmul_chain import MatmulChain
 from .norm import Norm
 from .norm_matmul import (
     Adapter,
@@ -31,7 +30,7 @@ from .norm_matmul import (
 from .operators import ACTIVATIONS
 from .steps import EPILOGUE_STEPS, Step, operand_name, operand_names
 
-Workload = NormMatmul | GatedFFN | MatmulChain | Attention | Chain
+Workload = NormMatmul | GatedFFN | Attention | Chain
 
 __all__ = [
     "ACTIVATIONS",
@@ -52,7 +51,6 @@ __all__ = [
     "HeadLayout",
     "Heads",
     "MaskDims",
-    "MatmulChain",
     "Norm",
     "NormMatmul",
     "Operand",

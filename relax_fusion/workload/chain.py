@@ -12,7 +12,7 @@ from .dims import Dim, DynamicDim
 from .dtypes import STORED_BYTES
 from .graph import Block, Graph
 from .norm import Norm
-from .norm_matmul import NormMatmul, Projection
+from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .roofline import Sizes, instructions, is_contraction, size_at
 from .values import Axis, Expr, Op, Read, parts, reads
 
@@ -80,7 +80,9 @@ class Chain(Described):
         """Return the contractions, softmaxes, norms and transpositions.
 
         Maps go along with a contraction, and a norm with the one behind it, if nothing but its own
-        arithmetic is between; contractions of the same rows are one kernel.
+        arithmetic is between; contractions of the same rows are one kernel.  Beside norms and
+        softmaxes weights count as if columns lay side by side: kernels of such chains are priced
+        too low for few rows on a CPU, by as much as weights that lie otherwise take there.
         """
         found = [*self._matmuls(sizes), *self._reductions(sizes), *self._transposed(sizes)]
         return [replace(found[0], slots=self._slots(sizes)), *found[1:]] if found else []
@@ -98,13 +100,21 @@ class Chain(Described):
         return total
 
     def _matmuls(self, sizes: Sizes) -> Iterator[Atom]:
+        plain = all(is_contraction(b) for b in self.statements.blocks if b.combine)
         groups: dict[tuple[Read, int], list[tuple[Block, _Product]]] = {}
         for block in self.contractions:
             each = _Product.of(block, sizes)
             groups.setdefault((each.left, each.matrices), []).append((block, each))
         for (_, matrices), found in groups.items():
             (_, first), *_ = found
-            columns = tuple(Projection(each.columns, "kn", ()) for _, each in found)
+            columns = tuple(
+                Projection(
+                    each.columns,
+                    each.layout if plain else "kn",
+                    ("residual",) * (self._residuals(block) if plain else 0),
+                )
+                for block, each in found
+            )
             dtypes = {r.tensor: self.statements[r.tensor].dtype for r in reads(found[0][0].value)}
             dtype = min(dtypes.values(), key=lambda d: (STORED_BYTES[d], d))
             norm = self._norm_of(first.left.tensor)
@@ -113,8 +123,21 @@ class Chain(Described):
                 matmul=matmul,
                 rows=first.rows,
                 matrices=matrices,
-                maker="pass" if matrices == 1 else "rule",
+                maker="rule" if first.is_batch else "pass",
             )
+
+    def _residuals(self, product: Block) -> int:
+        """Return how many operands of its size the maps behind a product read."""
+        given = {slot.name for slot in self.statements.slots if slot.role == "in"}
+        made, count = {product.out}, 0
+        for block in self.statements.blocks:
+            read = list(reads(block.value))
+            if not block.combine and any(r.tensor in made for r in read):
+                made.add(block.out)
+                axes = {a.name for a in block.axes}
+                along = [{n for c in r.at for n, _ in c.terms} for r in read if r.tensor in given]
+                count += along.count(axes)
+        return count
 
     def _norm_of(self, rows: str) -> Norm | None:
         """Return the norm that a tensor is the rows of."""
@@ -163,9 +186,14 @@ class Chain(Described):
 
 @dataclass(frozen=True)
 class _Product:
-    """The sizes of a contraction, whose first operand is `left`."""
+    """The sizes of a contraction, whose first operand is `left`, and how the second one lies.
+
+    It is a batch if each matrix has a second operand of its own, even where there is one.
+    """
 
     left: Read
+    layout: WeightLayout
+    is_batch: bool
     rows: int
     columns: int
     depth: int
@@ -184,7 +212,9 @@ class _Product:
 
         both = first & second
         kinds = (first - both - summed, second - both - summed, summed, both - summed)
-        return _Product(left, *map(count, kinds))
+        along = {name for name, _ in right.at[-1].terms}
+        layout: WeightLayout = "nk" if along and along <= summed else "kn"
+        return _Product(left, layout, bool(kinds[-1]), *map(count, kinds))
 
 
 EPS = 1e-5

@@ -15,7 +15,6 @@ from .dims import DynamicDim
 from .dtypes import DTYPE_BYTES
 from .gated_ffn import GatedFFN
 from .heads import Heads
-from .matmul_chain import MatmulChain
 from .norm_matmul import Adapter, NormMatmul, Projection, Rope
 from .operators import ACTIVATIONS
 from .steps import EPILOGUE_STEPS
@@ -32,7 +31,7 @@ def check_workload(work: object) -> None:
     GraphError
         If `work` is no workload, or a field has a value that it cannot take.
     """
-    if not isinstance(work, NormMatmul | GatedFFN | MatmulChain | Attention | Chain):
+    if not isinstance(work, NormMatmul | GatedFFN | Attention | Chain):
         raise GraphError(f"{shown(work)} is no workload")
     sentence = next(_wrong(work), None) or next(_wrong_steps(work), None)
     if sentence is not None:
@@ -70,9 +69,9 @@ def _wrong(work: Any) -> Iterator[str]:
     for name in ("dtype", "out_dtype"):
         if getattr(work, name) not in DTYPE_BYTES:
             yield f"{name} is {shown(getattr(work, name))}, must be of {', '.join(DTYPE_BYTES)}"
-    for layout in (getattr(work, "layout", "nk"), *getattr(work, "layouts", ())):
-        if layout not in ("nk", "kn"):
-            yield f"layout is {shown(layout)}, must be 'nk' or 'kn'"
+    layout = getattr(work, "layout", "nk")
+    if layout not in ("nk", "kn"):
+        yield f"layout is {shown(layout)}, must be 'nk' or 'kn'"
 
 
 def _wrong_steps(work: Any) -> Iterator[str]:
@@ -86,8 +85,6 @@ def _wrong_steps(work: Any) -> Iterator[str]:
     if isinstance(work, NormMatmul):
         for projection in work.outputs:
             yield from _wrong_projection(projection)
-    if isinstance(work, MatmulChain):
-        yield from _unknown((*work.inner, *work.outer))
 
 
 def _wrong_heads(work: Attention) -> Iterator[str]:

@@ -12,7 +12,6 @@ from benchmarks import building
 from benchmarks.runner import main
 from benchmarks.suites.chains import cases, cpu, suite
 from benchmarks.suites.chains.cases import NAMED, Case, exported, mlp
-from relax_fusion import MatmulChain
 from relax_fusion.workload import Chain
 
 from ..support.slow import sampled
@@ -32,7 +31,7 @@ def test_chains_are_one_workload(name: str) -> None:
     job = suite.Job("fused", name, "h200")
     found = building.decided(exported(name)[1], "h200", backend="triton", **job.options())
     (work,) = [d.workload for d in found.decisions if d.fused]
-    assert isinstance(work, Chain if name[0] == "S" else MatmulChain)
+    assert isinstance(work, Chain)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def largest_match(mod: ir.IRModule, name: str) -> tuple[BlockView, Match]:
     found: list[Match] = []
     for binding in view.bindings:
         with suppress(Refused):
-            match = matcher(view, binding.var)
-            found += [match] if match is not None else []
+            match = matcher(view, binding.var) or []
+            found += match if isinstance(match, list) else [match]
     assert found, f"{name} matches nothing in {mod}"
     return view, max(found, key=lambda match: len(match.covers))

@@ -17,6 +17,7 @@ from relax_fusion.equivalence.operators import OPERATORS
 from relax_fusion.matching import activations, elements
 from relax_fusion.matching.pattern import BlockView, Match
 from relax_fusion.matching.shapes import dtype_of
+from relax_fusion.workload.json import from_json, to_json
 
 from ..support.attention_chains import QKV, attention, positions
 from ..support.chains import Chain, module, run_pass
@@ -56,7 +57,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "rope": lambda: matched("FuseRMSNormMatmul", "x[n,32] g[32] W[32,64] C[n,16] S[n,16]", ROPED),
     "chain": lambda: matched(
-        "FuseMatmulChain",
+        "FuseChains",
         "x[n,32] A[32,8] B[8,48]",
         "h = R.matmul(x, A); c = R.multiply(h, R.const(2.0)); y = R.matmul(c, B)",
     ),
@@ -118,6 +119,10 @@ def of(**changes: Any) -> Callable[[Any], Any]:
     return lambda work: replace(work, **changes)
 
 
+def said(one: str, other: str) -> Callable[[Any], Any]:
+    return lambda work: from_json(to_json(work).replace(one, other))
+
+
 MUTANTS = [
     ("norm", of_norm(eps=1e-4)),
     ("norm", of_norm(kind="layer")),
@@ -131,8 +136,8 @@ MUTANTS = [
     ("merged", of(gate_first=False)),
     ("merged", of(layout="nk")),
     ("rope", of_projection(rope=None)),
-    ("chain", of(inner=())),
-    ("chain", of(inner=(), outer=(2.001,))),
+    ("chain", said("multiply", "add")),
+    ("chain", said("2.0", "2.001")),
     ("causal", of(causal="top_left")),
     ("causal", of(window=4)),
     ("causal", of(window=2)),

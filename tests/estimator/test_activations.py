@@ -14,7 +14,6 @@ from relax_fusion.workload import (
     Atom,
     Chain,
     GatedFFN,
-    MatmulChain,
     NormMatmul,
     Packed,
     Projection,
@@ -22,6 +21,7 @@ from relax_fusion.workload import (
 from relax_fusion.workload.roofline import slots_of
 
 from ..support.estimator_cases import AVX2, AVX512, GPU, ROWS
+from ..support.matmul_chains import TwoMatmuls
 
 MANY, K, N = 4096, 256, 2048
 CHEAP, DEAR = "relu", "gelu"
@@ -39,32 +39,28 @@ def gated(step: str, dtype: str) -> GatedFFN:
     return GatedFFN(ROWS, K, N, "nk", False, True, step, None, dtype, dtype)
 
 
-def chain(step: str, dtype: str) -> MatmulChain:
-    return MatmulChain(MANY, K, 64, K, ("kn", "kn"), (step,), (step,), dtype, dtype)
+def chain(step: str, dtype: str) -> Chain:
+    return TwoMatmuls(MANY, K, 64, K, ("kn", "kn"), (step,), (step,), dtype, dtype).chain
 
 
-def few(step: str, dtype: str) -> MatmulChain:
-    return MatmulChain(8, K, 64, K, ("kn", "kn"), (step,), (step,), dtype, dtype)
+def few(step: str, dtype: str) -> Chain:
+    return TwoMatmuls(8, K, 64, K, ("kn", "kn"), (step,), (step,), dtype, dtype).chain
 
 
-def region(step: str, dtype: str) -> Chain:
-    return Chain(chain(step, dtype).graph)
-
-
-WORKS = {make.__name__: make for make in (matmul, words, gated, chain, few, region)}
+WORKS = {make.__name__: make for make in (matmul, words, gated, chain, few)}
 
 PRICED = {
     "CudaMatmul": ("matmul", "words", "gated"),
     "TritonMatmul": ("matmul", "gated"),
-    "Generated": ("chain", "region"),
+    "Generated": ("chain",),
     "Words": ("words",),
     "CpuTiles": ("matmul", "gated"),
     "Panels": ("matmul", "words", "gated"),
-    "CpuChain": ("chain", "few"),
-    "CpuGenerated": ("chain", "region"),
+    "CpuProducts": ("few",),
+    "CpuGenerated": ("chain",),
 }
 FAMILY = {type(family).__name__: family for family in FAMILIES}
-APART = ("matmul", "gated", "chain", "region")
+APART = ("matmul", "gated", "chain")
 
 
 @pytest.mark.parametrize(("name", "of"), [(n, of) for n in PRICED for of in PRICED[n]])

@@ -15,10 +15,11 @@ from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, choose, predict, predict_unfused, violations
 from relax_fusion.estimator.families.triton_matmul.tiles import FAMILIES
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.workload import MatmulChain, NormMatmul, Projection
+from relax_fusion.workload import NormMatmul, Projection
 from relax_fusion.workload.norm_matmul import WeightLayout
 
 from ..support.estimator_cases import GPU, RMS, ROWS
+from ..support.matmul_chains import TwoMatmuls
 
 FILE = Path(__file__).parents[1] / "data" / "2026-11-21-fused_and_apart.json"
 MEASURED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -89,14 +90,14 @@ def test_projections_that_need_launches_of_their_own_are_left_apart(rows: int) -
     assert seconds[0] == pytest.approx(seconds[1], rel=0.05)
 
 
-def plain(rows: int, k: int, r: int, n: int, batch: int = 1) -> MatmulChain:
+def plain(rows: int, k: int, r: int, n: int, batch: int = 1) -> Chain:
     half = "float16", "float16"
-    return MatmulChain(rows, k, r, n, ("kn", "kn"), (), (), *half, batch)
+    return TwoMatmuls(rows, k, r, n, ("kn", "kn"), (), (), *half, batch).chain
 
 
-def adapter(r: int, rows: int) -> MatmulChain:
+def adapter(r: int, rows: int) -> Chain:
     half = "float16", "float16"
-    return MatmulChain(rows, 4096, r, 4096, ("nk", "nk"), (), (2.0, "residual"), *half)
+    return TwoMatmuls(rows, 4096, r, 4096, ("nk", "nk"), (), (2.0, "residual"), *half).chain
 
 
 STEPS = ("bias", "gelu"), ("bias", "residual")
@@ -106,7 +107,9 @@ CHAINS = {
     **{f"G{i}": plain(rows, 128, 512, 128) for i, rows in ((7, 512), (8, 1024), (9, 2048))},
     **{f"G{i}": plain(1024, 128, 1024, 128, batch) for i, batch in ((10, 1), (11, 4), (12, 8))},
     **{f"lora{r} r{n}": adapter(r, n) for r in (16, 64) for n in (16, 512, 4096)},
-    "bottleneck": MatmulChain(1024, 768, 64, 768, ("nk", "nk"), *STEPS, "bfloat16", "bfloat16"),
+    "bottleneck": TwoMatmuls(
+        1024, 768, 64, 768, ("nk", "nk"), *STEPS, "bfloat16", "bfloat16"
+    ).chain,
     "batch8": plain(512, 64, 64, 64, 8),
 }
 

@@ -27,7 +27,7 @@ from relax_fusion.estimator.shape import rows_of
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.quantization import quantization
-from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection, Workload
+from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Workload
 
 from ..support.estimator_cases import (
     AVX2,
@@ -40,6 +40,7 @@ from ..support.estimator_cases import (
     gated_ffn,
     norm_matmul,
 )
+from ..support.matmul_chains import TwoMatmuls
 
 
 def chosen(work, dev, **options) -> Choice:
@@ -295,7 +296,7 @@ def test_choosing_twice_gives_the_same():
 
 @pytest.mark.usefixtures("without_cuda_matmul")
 def test_a_gain_within_the_model_s_error_is_named():
-    work = MatmulChain(512, 512, 512, 256, ("kn", "kn"), (), (), "float16", "float16")
+    work = TwoMatmuls(512, 512, 512, 256, ("kn", "kn"), (), (), "float16", "float16").chain
     found = choose(work, GPU, backend="triton")
     assert isinstance(found, Decline)
     assert found.fused_s is not None and found.unfused_s is not None

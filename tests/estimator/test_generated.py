@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relax_fusion import DynamicDim, MatmulChain, make_target
+from relax_fusion import DynamicDim, make_target
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose, predict, violations
 from relax_fusion.estimator.families.generated.family import Generated
@@ -19,8 +19,10 @@ from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launch
 from relax_fusion.estimator.families.generated.space import descended, plans
 from relax_fusion.estimator.registry import plan_of
 from relax_fusion.hardware.target import device_of
+from relax_fusion.workload import Chain
 
 from ..support.estimator_cases import GPU
+from ..support.matmul_chains import TwoMatmuls
 
 FILE = Path(__file__).parents[1] / "data" / "2026-11-23-generated.json"
 TIMED: dict[str, list[list[Any]]] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -34,10 +36,10 @@ SIZES = {
 }
 
 
-def work_of(name: str) -> MatmulChain:
+def work_of(name: str, rows: DynamicDim | None = None, dtype: str = "float16") -> Chain:
     b, m, n, k, h = SIZES[name]
-    half = "float16", "float16"
-    return MatmulChain(m, k, n, h, ("kn", "kn"), (), (), *half, b if b > 1 else None)
+    batch = b if b > 1 else None
+    return TwoMatmuls(rows or m, k, n, h, ("kn", "kn"), (), (), dtype, dtype, batch).chain
 
 
 PLAN = GeneratedPlan(
@@ -135,7 +137,7 @@ def test_tensor_maps_are_for_devices_that_have_them() -> None:
 
 
 def test_dynamic_rows_have_plans_for_their_ranges() -> None:
-    work = replace(work_of("G7"), rows=DynamicDim("n"))
+    work = work_of("G7", DynamicDim("n"))
     found = choose(work, GPU, backend="triton", always=True)
     assert isinstance(found, Choice)
     assert all(isinstance(plan, GeneratedPlan) for _, plan in found.plans.entries)
@@ -148,7 +150,7 @@ def test_an_old_gpu_has_no_plan() -> None:
 
 
 def test_float32_is_left_to_kernels_that_multiply_it_exactly() -> None:
-    work = replace(work_of("G1"), dtype="float32", out_dtype="float32")
+    work = work_of("G1", dtype="float32")
     said = "products are of float32, generated kernels have float16 and bfloat16"
     assert Generated().refuses(work, GPU) == said
     assert Generated().refuses(work_of("G1"), GPU) is None

@@ -21,7 +21,7 @@ from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
-from relax_fusion.workload import Attention, DynamicDim, MatmulChain
+from relax_fusion.workload import Attention, Chain, DynamicDim
 
 from ..support.quick import loaded, quick_host, quickly
 from ..support.workloads import results
@@ -152,7 +152,7 @@ def judge(case: Any, arrays: Any, found: list[np.ndarray], stored: bool) -> None
     """Hold results to the limits of their cases."""
     if isinstance(case.work, Attention):
         case.check(arrays, found[0], stored)
-    elif isinstance(case.work, MatmulChain):
+    elif isinstance(case.work, Chain):
         case.check(arrays, found[0])
     else:
         case.check(arrays, found, stored)

@@ -10,9 +10,8 @@ from tvm import relax, tirx
 from relax_fusion import PATTERNS, FuseOptions, Reason, host_target
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.matching.axes import quotient
-from relax_fusion.workload import MatmulChain, Norm, NormMatmul, Projection
+from relax_fusion.workload import Norm, NormMatmul, Projection
 
-from ..support.chain_cases import ChainCase
 from ..support.chains import Chain, assert_declined, assert_numbers, compiled, fused, module
 from ..support.contraction_cases import Case
 from . import kernels
@@ -32,14 +31,11 @@ def test_kernels() -> None:
     brain = {"dtype": "bfloat16", "out_dtype": "float32"}
     works = [work(norm, k) for norm in (LAYER, SUM) for k in (12, 17, 24)]
     works.append(replace(work(SUM, 40), **brain))
-    chain = MatmulChain(17, 40, 4, 8, ("kn", "nk"), (0.5,), (), **brain)
     found = kernels.Findings()
-    plans = PlanTable.single(TilePlan(10, 16, 40, reg_m=10, reg_n=16, lanes=16, family="panels"))
     made = [
         kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(TILE, block_k=w.k)))
         for n, w in enumerate(works)
     ]
-    made.append(kernels.Kernel(len(made), ChainCase(chain), plans))
     for kernel, run in zip(made, kernels.compiled(made, found), strict=True):
         kernels.check(kernel, run)
     assert found.failures == []

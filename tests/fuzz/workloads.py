@@ -12,7 +12,6 @@ from relax_fusion.workload import (
     DynamicDim,
     GatedFFN,
     Heads,
-    MatmulChain,
     Norm,
     NormMatmul,
     Projection,
@@ -20,6 +19,7 @@ from relax_fusion.workload import (
 )
 
 from ..support import attention_cases, chain_cases, contraction_cases
+from ..support.matmul_chains import TwoMatmuls
 
 Case = attention_cases.Case | chain_cases.ChainCase | contraction_cases.Case
 
@@ -117,11 +117,11 @@ class Chooser:
         if batch is not None:
             steps = (0.5, *ACTIVATIONS)
         outer = steps if batch is not None else (*steps, "residual")
-        work = MatmulChain(
+        work = TwoMatmuls(
             *(rows, self.pick(*WIDTHS), self.pick(1, 3, 4, 8, 16, 20), self.pick(*WIDTHS)),
             *((self._layout(), self._layout()), self._steps(*steps, most=2)),
             *(self._steps(*outer, most=2), self.dtype, self.out_dtype, batch),
-        )
+        ).chain
         return chain_cases.ChainCase(work, size, 2)
 
     def _attention(self) -> Case:

@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.dlight_rules import AttentionRule, ChainRule, ContractionRule
 from relax_fusion.errors import TilingError
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
@@ -34,8 +34,8 @@ from relax_fusion.hardware.target import device_of, host_target
 from relax_fusion.workload import (
     INTEGER_DTYPES,
     Attention,
+    Chain,
     GatedFFN,
-    MatmulChain,
     NormMatmul,
     Workload,
 )
@@ -52,7 +52,7 @@ from ..support.workloads import shape_of
 Arrays = dict[str, Any]
 
 H200 = device("h200")
-RULES = (ContractionRule(), AttentionRule(), MatmulChainRule())
+RULES = (ContractionRule(), AttentionRule(), ChainRule())
 
 
 def draw(work: Workload, seed: int = 1, **sizes: int) -> Arrays:
@@ -155,7 +155,7 @@ def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
 
 
 def _unsupported(work: Workload) -> bool:
-    if isinstance(work, MatmulChain) or work.is_adapted:
+    if isinstance(work, Chain) or work.is_adapted:
         return True
     family = TritonAttention() if isinstance(work, Attention) else TritonMatmul()
     return family.refuses(work, H200) is not None
@@ -251,7 +251,7 @@ class Gpu:
         if self.backend == "tir" and work.is_adapted:
             return False
         if self.backend == "tir":
-            return not isinstance(work, Attention | MatmulChain) or self.family == "fma_attention"
+            return not isinstance(work, Attention | Chain) or self.family == "fma_attention"
         in_attention = self.family in ("attention", "flash", "groups")
         fits = in_attention == isinstance(work, Attention)
         if work.is_adapted:

@@ -26,6 +26,7 @@ from ..support.small_workloads import (
     ROTATED,
     ROTATED_EIGHTS,
     STEPS,
+    TWO_MATMULS,
     N,
 )
 from .backends import Run, draw, on_every_backend, zeros
@@ -143,7 +144,7 @@ def test_r5_the_sum_in_front_of_a_norm_is_rounded(run: Run) -> None:
     assert (got["out0"] == 0).all()  # all features are equal
 
 
-@on_every_backend(half=CHAIN, brain=replace(CHAIN, dtype="bfloat16"))
+@on_every_backend(half=CHAIN, brain=replace(TWO_MATMULS, dtype="bfloat16").chain)
 def test_r6_the_tensor_between_two_matmuls_is_rounded(run: Run) -> None:
     given = zeros(run.work, rows=4)
     one = 2048 if run.work.dtype == "float16" else 256

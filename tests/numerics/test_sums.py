@@ -22,6 +22,7 @@ from ..support.small_workloads import (
     LAYER_ROWS,
     PLAIN,
     RMS_ROWS,
+    TWO_MATMULS,
     WIDE,
     K,
     dtypes,
@@ -115,7 +116,7 @@ HALVES = {
 OTHERS = {
     f"{name}_{dtype}": work
     for name in ("gelu", "rms", "gated", "attention", "chain")
-    for dtype, work in dtypes(HALVES[name]).items()
+    for dtype, work in dtypes(TWO_MATMULS if name == "chain" else HALVES[name]).items()
     if dtype != "half"
 }
 

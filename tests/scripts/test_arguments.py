@@ -72,4 +72,4 @@ def test_few_functions_owe_no_rare_decline(tmp_path: Path) -> None:
     record.part("graphs")["count"] = 20
     assert record.missed() == []
     record.part("graphs")["count"] = 50
-    assert "FuseMatmulChain: 0, at least 1" in record.missed()
+    assert "FuseChains: 0, at least 1" in record.missed()

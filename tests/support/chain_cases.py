@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from relax_fusion.workload import MatmulChain
+from relax_fusion.workload import Chain
 from relax_fusion.workload.reference import Rounding, evaluate, kept
 
 from .accuracy import nudged, rms
@@ -18,7 +18,7 @@ from .workloads import Arrays, inputs, results
 class ChainCase:
     """A workload, and the values of its rows and its batch, where they are dynamic."""
 
-    work: MatmulChain
+    work: Chain
     dynamic_rows: int = 0
     dynamic_batch: int = 0
 

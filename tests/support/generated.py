@@ -28,7 +28,7 @@ from relax_fusion.tiling import (
     split_sum,
 )
 from relax_fusion.tiling.pruning import distinct
-from relax_fusion.workload import MatmulChain
+from relax_fusion.workload import Chain
 from relax_fusion.workload.graph import Graph, Tensor
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 from relax_fusion.workload.roofline import size_at
@@ -126,7 +126,7 @@ def launch(
     return {o.name: held[o.name].double().cpu().numpy() for o in graph.outputs}
 
 
-def check_plan(work: MatmulChain, plan: GeneratedPlan, sizes: Mapping[str, int]) -> str:
+def check_plan(work: Chain, plan: GeneratedPlan, sizes: Mapping[str, int]) -> str:
     """Run the launches of a plan, as the pipeline does; return what is wrong, or nothing.
 
     Parameters

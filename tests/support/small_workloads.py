@@ -14,7 +14,6 @@ from relax_fusion.workload import (
     Attention,
     DynamicDim,
     GatedFFN,
-    MatmulChain,
     Norm,
     NormMatmul,
     Projection,
@@ -22,6 +21,7 @@ from relax_fusion.workload import (
 )
 
 from .gpu import gpu
+from .matmul_chains import TwoMatmuls
 
 K, N, R = (64, 64, 8) if gpu() else (40, 16, 8)  # warp groups take no smaller ones
 ROWS = DynamicDim("rows")
@@ -54,7 +54,10 @@ ROTATED_EIGHTS = replace(ROTATED, outputs=(HEAD,))
 """With pairs of features 8 apart, which all kernels take."""
 GATED = GatedFFN(ROWS, K, N, "nk", True, True, "relu", None, "float16", "float16", bias=True)
 GATED_SILU = replace(GATED, activation="silu", norm=RMS, bias=False)
-CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), (0.5, "residual"), "float16", "float32")
+TWO_MATMULS = TwoMatmuls(
+    ROWS, K, R, N, ("nk", "nk"), ("bias",), (0.5, "residual"), "float16", "float32"
+)
+CHAIN = TWO_MATMULS.chain
 ADAPTED = projected("bias")
 ADAPTED = replace(ADAPTED, outputs=(replace(ADAPTED.outputs[0], adapter=Adapter(R, "nk", 2.0)),))
 BYTES = NormMatmul(ROWS, 520, (Projection(N, "nk"),), None, "uint8", "int32")
@@ -89,4 +92,5 @@ CACHE = replace(CAUSAL, kv_prefix=True)
 def dtypes(work: Any) -> dict[str, Any]:
     """Return a workload in each dtype of floats."""
     found = {"half": HALF, "brain": BRAIN, "float": FLOAT}
-    return {name: replace(work, **dtype) for name, dtype in found.items()}
+    made = {name: replace(work, **dtype) for name, dtype in found.items()}
+    return {n: w.chain if isinstance(w, TwoMatmuls) else w for n, w in made.items()}

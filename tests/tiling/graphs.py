@@ -16,16 +16,16 @@ from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply
 
 
-def chain(rows: int, *sizes: int, batch: int = 0) -> Graph:
+def chain(rows: int, *sizes: int, batch: int = 0, dtype: str = "float16") -> Graph:
     """C = A B, E = C D, G = E F: rows m, and sizes of k, n, h, p."""
     g = GraphBuilder()
     lead = [Axis("b", batch)] if batch else []
     m, axes = Axis("m", rows), [Axis(n, size) for n, size in zip("knhp", sizes, strict=False)]
-    left = g.input("A", [a.size for a in (*lead, m, axes[0])], "float16")
+    left = g.input("A", [a.size for a in (*lead, m, axes[0])], dtype)
     for number, (inner, outer) in enumerate(pairwise(axes)):
-        right = g.input("BDF"[number], [a.size for a in (*lead, inner, outer)], "float16")
+        right = g.input("BDF"[number], [a.size for a in (*lead, inner, outer)], dtype)
         value = left[(*lead, m, inner)] * right[(*lead, inner, outer)]
-        left = g.sum("CEG"[number], (*lead, m, outer), (inner,), value, "float16")
+        left = g.sum("CEG"[number], (*lead, m, outer), (inner,), value, dtype)
     g.output(left)
     return g.graph()
 

@@ -157,9 +157,10 @@ def kernel_text(graph: Graph, order: str, tiles: tuple[int, ...]) -> str:
 
 @pytest.mark.parametrize("rows", [64, 50])
 def test_sums_stay_in_registers_whether_or_not_tiles_divide_the_rows(rows: int) -> None:
-    text = kernel_text(graphs.chain(rows, 40, 64, 96), "mnkh", (32, 64, 32, 96))
+    graph = graphs.chain(rows, 40, 64, 96, dtype="float32")
+    text = kernel_text(graph, "mnkh", (32, 64, 32, 96))
     assert text.count("T.alloc_local((T.int64(8), T.int64(32)))") == 2
-    (line,) = (each for each in text.splitlines() if "+ T.Cast" in each and "A[" in each)
+    (line,) = (each for each in text.splitlines() if "+ A[" in each)
     assert ("T.min(" in line) == (rows == 50)  # rows of A are read up to the last one
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from relax_fusion.errors import GraphError, TilingError
 from relax_fusion.tiling import iteration_space
-from relax_fusion.workload import Attention, DynamicDim, GatedFFN, MatmulChain, Packed
+from relax_fusion.workload import Attention, DynamicDim, GatedFFN, Packed
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Slot
 from relax_fusion.workload.values import Axis, Const, apply
 
+from ..support.matmul_chains import TwoMatmuls
 from .graphs import chain, norm_mlp, softmax
 
 
@@ -54,9 +55,9 @@ def test_swapped_names_stay_two_loops() -> None:
 
 
 def test_named_workloads() -> None:
-    work = MatmulChain(
+    work = TwoMatmuls(
         DynamicDim("n"), 64, 256, 64, ("nk", "kn"), ("bias",), ("gelu",), "float16", "float16"
-    )
+    ).chain
     space = iteration_space(work.graph, {"rows": 512})
     assert {a.name: a.size for a in space.loops} == {"i": 512, "j0": 256, "k": 64, "j1": 64}
     assert space.final == {"acc1", "out1"}

@@ -17,13 +17,14 @@ from relax_fusion.tiling import (
     split_loops,
     split_sum,
 )
-from relax_fusion.workload import Attention, MatmulChain
+from relax_fusion.workload import Attention
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.dims import DynamicDim
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.reference import evaluate
 from relax_fusion.workload.values import Axis, AxisValue, apply
 
+from ..support.matmul_chains import TwoMatmuls
 from .graphs import chain, norm_mlp, projected_keys, random_graph, softmax, structures
 from .simulator import run
 
@@ -63,7 +64,7 @@ def test_attention_hands_over_what_rescales() -> None:
 
 
 def test_the_last_steps_stand_behind_the_sum() -> None:
-    work = MatmulChain(64, 64, 64, 64, ("kn", "kn"), (), ("bias", "residual"), **HALF)
+    work = TwoMatmuls(64, 64, 64, 64, ("kn", "kn"), (), ("bias", "residual"), **HALF).chain
     two = split_sum(work.graph, "j0", 2)
     assert [o.name for o in two.partial.inputs] == ["x", "w0", "w1"]
     assert {o.name for o in two.merging.inputs} == {"bias1_0", "residual1_1", "acc1_parts"}

@@ -293,7 +293,7 @@ def test_decoded_weights_are_declined(name: str) -> None:
 def test_a_chain_of_matmuls_takes_no_decoded_weight() -> None:
     body = W + "h = R.matmul(x, w); y = R.matmul(h, v)"
     mod = chain(body, inputs="x[2,64,32] q[2,32,16]:int8 v[2,16,32]")
-    out, _ = run_pass(mod, "FuseMatmulChain", always_fuse=True)
+    out, _ = run_pass(mod, "FuseChains", always_fuse=True)
     tvm.ir.assert_structural_equal(out, mod)
 
 

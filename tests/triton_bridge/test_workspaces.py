@@ -19,8 +19,9 @@ from relax_fusion.launch.memory import shared_workspaces
 from relax_fusion.launch.prim_func import ExternFunc
 from relax_fusion.matching.expressions import substitute, variables_of
 from relax_fusion.triton_bridge import EmitTritonKernels
-from relax_fusion.workload import DynamicDim, MatmulChain, Workload
+from relax_fusion.workload import DynamicDim, Workload
 
+from ..support.matmul_chains import TwoMatmuls
 from ..support.triton_modules import module_of
 from .common import H200, add_source, copy_tile_source, not_compiled
 from .test_emit import GEMV, SPLIT, WORK
@@ -100,7 +101,7 @@ GENERATED = GeneratedPlan(
     expression="ij0kj1",
     tiles="i=16 j0=32 k=16 j1=48",
 )
-CHAIN = MatmulChain(
+CHAIN = TwoMatmuls(
     DynamicDim("rows"), 40, 64, 48, ("kn", "nk"), ("gelu",), (), "float16", "float16"
 )
 
@@ -110,7 +111,7 @@ CHAIN = MatmulChain(
 @pytest.mark.parametrize("kind", ["matmul", "generated"])
 def test_parts_take_memory_for_the_rows_of_their_range(kind: str, bound: int | None) -> None:
     plain, dim = replace(WORK, norm=None), DynamicDim("rows", bound)
-    work = replace(plain if kind == "matmul" else CHAIN, rows=dim)
+    work = replace(plain, rows=dim) if kind == "matmul" else replace(CHAIN, rows=dim).chain
     split = SPLIT if kind == "matmul" else replace(GENERATED, split="j0=2")
     whole = GEMV if kind == "matmul" else GENERATED
     row = 2 * 385 if kind == "matmul" else 2 * 48

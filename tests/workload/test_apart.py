@@ -12,13 +12,14 @@ from relax_fusion.workload import (
     Attention,
     DynamicDim,
     GatedFFN,
-    MatmulChain,
     Norm,
     NormMatmul,
     Projection,
     Rope,
     Workload,
 )
+
+from ..support.matmul_chains import TwoMatmuls
 
 ROWS = DynamicDim("rows")
 SIZES = {"rows": 10, "batch": 3, "q_len": 5, "kv_len": 7}
@@ -27,13 +28,17 @@ RMS = Norm("rms", 1e-5)
 Q, K = Projection(32, "nk", ("bias",), Rope(8, 32, "float32")), Projection(16, "nk")
 NORMED = NormMatmul(ROWS, 64, (Q, K), RMS, *HALF)
 GATED = GatedFFN(ROWS, 64, 48, "nk", True, True, "silu", RMS, *HALF)
-CHAIN = MatmulChain(ROWS, 64, 16, 32, ("nk", "nk"), ("bias", "gelu"), (2.0, "residual"), *HALF)
+CHAIN = TwoMatmuls(ROWS, 64, 16, 32, ("nk", "nk"), ("bias", "gelu"), (2.0, "residual"), *HALF)
 ATTENTION = Attention(3, 5, 7, 4, 2, 8, 8, 1.0, "none", None, *HALF)
 X, OUT = 10 * 64 * 2, 10 * 48 * 2
 
 
 def alone(*projections: Projection, norm: Norm | None = None) -> NormMatmul:
     return NormMatmul(ROWS, 64, projections, norm, *HALF)
+
+
+def plain(k: int, n: int, *steps: str) -> NormMatmul:
+    return NormMatmul(10, k, (Projection(n, "nk", steps),), None, *HALF)
 
 
 GATE, UP = Projection(48, "nk", ("silu",)), Projection(48, "nk")
@@ -66,17 +71,17 @@ EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
         [Atom(0, alone(GATE), 10), Atom(0, alone(UP), 10), Atom(3 * OUT, slots=480)],
     ),
     "chain": (
-        CHAIN,
+        CHAIN.chain,
         [
-            Atom(0, alone(Projection(16, "nk", ("bias", "gelu"))), 10),
-            Atom(0, replace(alone(Projection(32, "nk", (2.0, "residual"))), k=16), 10),
+            Atom(0, plain(64, 16), 10, slots=4640),
+            Atom(0, plain(16, 32, "residual"), 10),
         ],
     ),
     "batch": (
-        replace(CHAIN, batch=3, inner=(), outer=()),
+        replace(CHAIN, batch=3, inner=(), outer=()).chain,
         [
-            Atom(0, alone(Projection(16, "nk")), 10, 3, "rule"),
-            Atom(0, NormMatmul(ROWS, 16, (Projection(32, "nk"),), None, *HALF), 10, 3, "rule"),
+            Atom(0, plain(64, 16), 10, 3, "rule"),
+            Atom(0, plain(16, 32), 10, 3, "rule"),
         ],
     ),
 }

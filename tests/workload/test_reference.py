@@ -17,7 +17,6 @@ from relax_fusion.workload import (
     DynamicDim,
     GatedFFN,
     Graph,
-    MatmulChain,
     Norm,
     NormMatmul,
     Packed,
@@ -29,6 +28,7 @@ from relax_fusion.workload.graph import Slot
 from relax_fusion.workload.reference import evaluate, rounded, unrounded
 from relax_fusion.workload.values import Axis, apply
 
+from ..support.matmul_chains import TwoMatmuls
 from ..support.workloads import inputs
 
 FLOAT = ("float32", "float32")
@@ -154,7 +154,7 @@ def test_attention_of_a_row_that_sees_no_key_is_zero() -> None:
 @pytest.mark.parametrize("batch", [None, 2])
 def test_matmul_chain_rounds_what_is_between(batch: int | None) -> None:
     steps = ("bias", 0.5, "silu"), ("residual",)
-    work = MatmulChain(3, 16, 4, 6, ("nk", "kn"), *steps, "float16", "float32", batch)
+    work = TwoMatmuls(3, 16, 4, 6, ("nk", "kn"), *steps, "float16", "float32", batch).chain
     arrays = inputs(work)
     t = torched(arrays)
     middle = F.silu((t["x"] @ t["w0"].mT + t["bias0_0"]) * 0.5)

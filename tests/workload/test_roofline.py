@@ -12,7 +12,6 @@ from relax_fusion.workload import (
     DynamicDim,
     GatedFFN,
     Heads,
-    MatmulChain,
     Norm,
     NormMatmul,
     Packed,
@@ -23,6 +22,7 @@ from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.roofline import distinct_bytes, flops, is_contraction, matmul_flops
 from relax_fusion.workload.values import Axis
 
+from ..support.matmul_chains import TwoMatmuls
 from .test_reference import EVERYTHING, q4_gate_up, three_matmuls
 
 ROWS = DynamicDim("rows")
@@ -121,7 +121,7 @@ def test_gated_and_chains() -> None:
     for work in (gated, replace(gated, merged=False)):
         assert work.flops(rows=3) == 4 * 3 * 64 * 48
         assert sum(work.bytes(rows=3).values()) == 2 * (3 * 64 + 96 * 64 + 96 + 3 * 48)
-    chain = MatmulChain(ROWS, 64, 8, 48, ("nk", "nk"), (), (), *HALF, DynamicDim("b"))
+    chain = TwoMatmuls(ROWS, 64, 8, 48, ("nk", "nk"), (), (), *HALF, DynamicDim("b")).chain
     assert chain.flops(rows=3, batch=5) == 5 * 2 * 3 * 8 * (64 + 48)
     assert matmul_flops(three_matmuls(), {"rows": 3}) == 2 * 3 * (32 + 24 + 30)
 

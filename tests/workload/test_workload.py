@@ -12,7 +12,6 @@ from relax_fusion.workload import (
     Attention,
     DynamicDim,
     Heads,
-    MatmulChain,
     NormMatmul,
     Projection,
     Rope,
@@ -42,14 +41,6 @@ OTHERS = {
         *(1, 2, 3, 4, 2, 8, 8, 1.0, "none", None, "float16", "float16"),
         q_in=Heads(8),
         k_in=Heads(8, 4, 2),
-    ),
-    "chain": MatmulChain(
-        *(DynamicDim("rows"), 64, 16, 48, ("nk", "kn")),
-        inner=("bias", "silu"),
-        outer=(0.5, "residual"),
-        dtype="float16",
-        out_dtype="float32",
-        batch=DynamicDim("heads", 8),
     ),
 }
 

@@ -28,7 +28,7 @@ from benchmarks.suites.chains.cases import NAMED, case_of, exported, sampled
 from relax_fusion.studio.bench.torch_peers import TUNED, under_compile
 from relax_fusion.tuning import tune
 
-PASSES = ("FuseChains", "FuseMatmulChain")
+PASSES = ("FuseChains",)
 
 WAYS = ("apart", "fused", "chosen", "tuned")
 """How ours computes a chain."""

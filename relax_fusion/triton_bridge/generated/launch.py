@@ -15,7 +15,7 @@ from ...estimator.families.generated.plan import (
 )
 from ...hardware import DeviceSpec
 from ...launch.arguments import TensorMap, Workspace
-from ...workload import Chain, DynamicDim, MatmulChain
+from ...workload import Chain, DynamicDim
 from ..kernel import KernelOptions
 from ..operands import named_operands
 from ..steps import Step, ceil_div, fewer
@@ -25,7 +25,7 @@ from .tiles import Blocks
 
 
 def generated_steps(
-    work: MatmulChain | Chain,
+    work: Chain,
     plan: GeneratedPlan,
     inputs: Sequence[ir.Expr],
     dims: Mapping[str, ir.Expr],
@@ -36,7 +36,7 @@ def generated_steps(
 
     Parameters
     ----------
-    work : MatmulChain or Chain
+    work : Chain
         What to compute.
     plan : GeneratedPlan
         How.

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from relax_fusion import DynamicDim, MatmulChain, make_target
+from relax_fusion import DynamicDim, make_target
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.hardware.target import device_of
+from relax_fusion.workload import Chain
 
 from ...support.generated import check, check_plan
 from ...support.interpreted import Interpreter
+from ...support.matmul_chains import TwoMatmuls
 from ...support.slow import sampled
 from ...support.strange_graphs import KINDS
 
@@ -46,10 +48,10 @@ def test_strange_graphs_under_random_schedules(kind: str, interpreter: Interpret
     assert said["run"] > 5
 
 
-ROWS = MatmulChain(
+ROWS = TwoMatmuls(
     *(DynamicDim("n"), 40, 64, 48, ("kn", "nk"), ("gelu",), ("bias", "residual")),
     *("float16", "float16"),
-)
+).chain
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +77,12 @@ def test_a_kernel_takes_any_number_of_rows(split: str, planned: Interpreter) -> 
         assert planned(ROWS, plan, {"rows": rows}) == ""
 
 
-def draw_work(choose: random.Random) -> MatmulChain:
+def draw_work(choose: random.Random) -> Chain:
     def steps(*more: str) -> tuple[str | float, ...]:
         known = (2.0, "bias", choose.choice(("gelu", "relu", "silu", "tanh")), *more)
         return tuple(choose.sample(known, choose.randint(0, len(known))))
 
-    return MatmulChain(
+    return TwoMatmuls(
         choose.choice((1, 7, 64, 100, DynamicDim("n"))),
         *(choose.choice((8, 16, 33, 40, 72, 96, 130)) for _ in range(3)),
         (choose.choice(("nk", "kn")), choose.choice(("nk", "kn"))),
@@ -89,7 +91,7 @@ def draw_work(choose: random.Random) -> MatmulChain:
         "float16",
         choose.choice(("float16", "float32")),
         choose.choice((None, None, 3, DynamicDim("b"))),
-    )
+    ).chain
 
 
 @pytest.mark.parametrize("seed", sampled(range(8)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from triton.runtime.jit import JITFunction
 
-from relax_fusion import MatmulChain, make_target
+from relax_fusion import make_target
 from relax_fusion.errors import TilingError
 from relax_fusion.estimator import candidates, violations
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches, many
@@ -22,6 +22,7 @@ from relax_fusion.workload.dims import DynamicDim
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis
 
+from ...support.matmul_chains import TwoMatmuls
 from ...tiling.graphs import chain, softmax
 
 FILES = Path(__file__).parents[2] / "data" / "generated"
@@ -172,14 +173,16 @@ def test_products_of_what_is_computed(dtype: str, scale: str, how: str) -> None:
 
 
 CHAINS = {
-    "split": MatmulChain(512, 256, 512, 256, ("kn", "kn"), (), (), "float16", "float16"),
-    "batch": MatmulChain(1024, 128, 1024, 128, ("kn", "kn"), (), (), "float16", "float16", 4),
-    "steps": MatmulChain(
+    "split": TwoMatmuls(512, 256, 512, 256, ("kn", "kn"), (), (), "float16", "float16").chain,
+    "batch": TwoMatmuls(1024, 128, 1024, 128, ("kn", "kn"), (), (), "float16", "float16", 4).chain,
+    "steps": TwoMatmuls(
         *(1024, 768, 64, 768, ("nk", "nk"), ("bias", "gelu"), ("bias", "residual")),
         *("bfloat16", "bfloat16"),
-    ),
-    "rows": MatmulChain(DynamicDim("n"), 72, 200, 56, ("kn", "nk"), (), (), "float16", "float16"),
-    "narrow": MatmulChain(64, 8, 8, 8, ("kn", "kn"), (), (2.0,), "float16", "float16"),
+    ).chain,
+    "rows": TwoMatmuls(
+        DynamicDim("n"), 72, 200, 56, ("kn", "nk"), (), (), "float16", "float16"
+    ).chain,
+    "narrow": TwoMatmuls(64, 8, 8, 8, ("kn", "kn"), (), (2.0,), "float16", "float16").chain,
 }
 
 
@@ -201,7 +204,7 @@ def test_every_plan_that_is_offered_has_a_text(name: str, device: str) -> None:
 @pytest.mark.parametrize("rows", [1, 40])
 def test_every_plan_without_violations_has_a_text(rows: int) -> None:
     """Of one row, no product of matrices is made, and tiles are smaller."""
-    work = MatmulChain(rows, 33, 257, 96, ("nk", "nk"), (), (), "float16", "float16")
+    work = TwoMatmuls(rows, 33, 257, 96, ("nk", "nk"), (), (), "float16", "float16").chain
     dev, refused = device_of(make_target("h200")), 0
     for plan in plans(work.graph):
         if violations(plan, work, dev):

@@ -1,15 +1,18 @@
-"""The family "generated" of CPUs: one parallel loop for any chain, from its block graph."""
+"""The family "cpu_generated": one parallel loop for any chain, from its block graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import Literal, TypeAlias
 
 from ....errors import TilePlanError, TilingError
 from ....hardware import DeviceSpec
-from ....workload import Chain, MatmulChain
+from ....tiling import Schedule
+from ....workload import Chain
 from ....workload.graph import Graph
 from ....workload.roofline import distinct_bytes
 from ...family import OWN_BASELINE_ERROR, KernelFamily
@@ -19,17 +22,19 @@ from ...ranges import ranges
 from ...shape import Size, sizes_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
-from ..generated.family import ChainWork
 from ..generated.plan import TilingPlan, loop_sizes, scheduled, space_of
 from ..generated.space import result_loops, structures
 from .price import ChainPrice
-from .registers import Registers, sides_of
+from .registers import Registers, other_dtypes, sides_of
 
 FAMILY = "cpu_generated"
 """The name of the family of generated chains on CPUs."""
 
 ROWS = (16, 32, 64, 128, 256)
 """Tiles of the rows of the result."""
+
+FEW_ROWS = 8
+"""A tile of them as well, where a block need not copy weights."""
 
 TILES = (64, 128, 256)
 """Tiles of the other loops, beside all of a loop."""
@@ -43,30 +48,46 @@ cheapest by tiles of `USUAL` elements."""
 
 USUAL = 128
 
+Loops: TypeAlias = Literal["blocks", "rows"]
+
 OFFERED = 2
 """Plans of each size that others are compared with."""
 
 
-class CpuGenerated(KernelFamily[ChainWork]):
+@dataclass(frozen=True)
+class CpuChainPlan(TilingPlan):
+    """A plan of a kernel of a CPU.
+
+    Parameters
+    ----------
+    loops : {"blocks", "rows"}
+        "blocks": each packs what it multiplies by.  "rows": weights are packed in loops in front,
+        and a block makes whole rows of the result.
+    """
+
+    loops: Loops = "blocks"
+
+
+class CpuGenerated(KernelFamily[Chain]):
     """The chain engine on a CPU: a block does all of the chain for its tile of the result."""
 
     names = (FAMILY,)
     kind = "cpu"
-    takes = (MatmulChain, Chain)
-    plan = TilingPlan
+    takes = (Chain,)
+    plan = CpuChainPlan
     emitter = "relax_fusion.dlight_rules.cpu.generated:emit"
     error = OWN_BASELINE_ERROR
 
-    def refuses(self, work: ChainWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, work: Chain, dev: DeviceSpec) -> str | None:
         """Refuse what is not float32, and products that have no register tiles."""
         graph = work.graph
         try:
             space = space_of(graph)
         except TilingError as err:
             return str(err)
-        other = sorted({t.dtype for t in graph.tensors} - {"float32"})
+        other = other_dtypes(graph)
         if other:
-            return f"tensors are of {', '.join(other)}, generated kernels of a CPU have float32"
+            return other
         if not space.ordered:
             return "no loop of the chain has more than one element"
         for step in space.steps:
@@ -74,18 +95,18 @@ class CpuGenerated(KernelFamily[ChainWork]):
                 return f"{step.out} has no register tiles: it is masked, or no rows by columns"
         return None
 
-    def plans(self, work: ChainWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, work: Chain, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the cheapest plans of each size that is priced."""
         found = (size for r in ranges(work, self.breaks) for _, each in r.cells for size in each)
         every = (_cheapest(work.graph, dev, tuple(sizes_of(work, s).items())) for s in found)
         yield from dict.fromkeys(plan for plans in every for plan in plans)
 
-    def violations(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Iterator[str]:
         """Yield why a plan is none for the graph, or needs more than a core has."""
-        assert isinstance(plan, TilingPlan)
+        assert isinstance(plan, CpuChainPlan)
         yield from one_stage(plan)
         try:
-            schedule = scheduled(work.graph, plan.expression, plan.tile)
+            schedule = schedule_of(work.graph, plan)
         except (TilingError, TilePlanError) as err:
             yield str(err)
             return
@@ -100,9 +121,9 @@ class CpuGenerated(KernelFamily[ChainWork]):
             )
         yield from core_limits(foot, plan, dev)
 
-    def footprint(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Footprint:
+    def footprint(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Footprint:
         """Return the register tile, and the tiles of a block."""
-        assert isinstance(plan, TilingPlan)
+        assert isinstance(plan, CpuChainPlan)
         registers = Registers.of(dev)
         sums = registers.rows * registers.columns
         vectors = registers.columns // registers.lanes
@@ -110,19 +131,36 @@ class CpuGenerated(KernelFamily[ChainWork]):
         needed = sums // registers.lanes + vectors + 1
         return Footprint(0, needed, 1, 4 * sums, scratch)
 
-    def predict(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec, size: Size) -> Prediction:
+    def predict(self, plan: TilePlan, work: Chain, dev: DeviceSpec, size: Size) -> Prediction:
         """Price the blocks of a plan."""
-        assert isinstance(plan, TilingPlan)
+        assert isinstance(plan, CpuChainPlan)
         return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
 
 
+def schedule_of(graph: Graph, plan: CpuChainPlan) -> Schedule:
+    """Return the schedule of a plan.
+
+    Raises
+    ------
+    TilingError
+        If the plan is none for the graph.
+    """
+    return scheduled(graph, plan.expression, plan.tile, _inside(graph, plan.loops))
+
+
+def _inside(graph: Graph, loops: str) -> frozenset[str]:
+    """Return the loops of the result that are no axes of the grid."""
+    rows, *_, columns = result_loops(graph)
+    return frozenset({columns} - {rows}) if loops == "rows" else frozenset()
+
+
 @lru_cache(maxsize=4096)
-def _price(graph: Graph, plan: TilingPlan, dev: DeviceSpec) -> ChainPrice:
-    return ChainPrice(graph, scheduled(graph, plan.expression, plan.tile), dev)
+def _price(graph: Graph, plan: CpuChainPlan, dev: DeviceSpec) -> ChainPrice:
+    return ChainPrice(graph, schedule_of(graph, plan), dev, plan.loops == "rows")
 
 
 def _predict(
-    graph: Graph, plan: TilingPlan, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
+    graph: Graph, plan: CpuChainPlan, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
 ) -> Prediction:
     distinct, flops = _work(graph, sizes)
     return _price(graph, plan, dev).at(loop_sizes(graph, sizes), distinct, flops)
@@ -139,42 +177,51 @@ def _work(graph: Graph, sizes: tuple[tuple[str, int], ...]) -> tuple[float, floa
 @lru_cache(maxsize=256)
 def _cheapest(
     graph: Graph, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
-) -> tuple[TilingPlan, ...]:
+) -> tuple[CpuChainPlan, ...]:
     """Return the cheapest plans at a size that fit."""
 
-    def seconds(plan: TilingPlan) -> float:
+    def seconds(plan: CpuChainPlan) -> float:
         return _predict(graph, plan, dev, sizes).seconds
 
-    found: list[TilingPlan] = []
-    for single, known in structures(graph, MOST_WHOLE).items():
-        every = list(_tilings(graph, single))
-        if not every:
-            continue
-        usual = min(every, key=lambda tile: sum(abs(t - USUAL) for t in tile.values()))
-        orders = sorted(known.values(), key=lambda e: seconds(_plan(graph, e, usual, dev)))
-        found += (_plan(graph, e, tile, dev) for e in orders[:ORDERS] for tile in every)
+    found: list[CpuChainPlan] = []
+    tilings: tuple[Loops, ...] = ("blocks", "rows")
+    for loops in tilings:
+        for single, known in structures(graph, MOST_WHOLE, _inside(graph, loops)).items():
+            rows = (FEW_ROWS, *ROWS) if loops == "rows" else ROWS
+            every = list(_tilings(graph, single, rows))
+            if not every:
+                continue
+            usual = min(every, key=lambda tile: sum(abs(t - USUAL) for t in tile.values()))
+            plans = [_plan(graph, e, usual, dev, loops) for e in known.values()]
+            orders = [plan.expression for plan in sorted(plans, key=seconds)[:ORDERS]]
+            found += (_plan(graph, e, tile, dev, loops) for e in orders for tile in every)
     fitting = (p for p in found if _price(graph, p, dev).scratch_bytes <= dev.l2_bytes // 2)
     return tuple(sorted(fitting, key=seconds)[:OFFERED])
 
 
-def _tilings(graph: Graph, single: frozenset[str]) -> Iterator[Mapping[str, int]]:
+def _tilings(
+    graph: Graph, single: frozenset[str], of_rows: tuple[int, ...]
+) -> Iterator[Mapping[str, int]]:
     """Yield tiles, where some loops are one tile and the others are not."""
     space, rows = space_of(graph), result_loops(graph)[0]
     choices = []
     for loop in space.loops:
-        several = [t for t in (ROWS if loop.name == rows else TILES) if t < loop.size]
+        several = [t for t in (of_rows if loop.name == rows else TILES) if t < loop.size]
         one = loop.batch or loop.size == 1
         choices.append([1] if one else [loop.size] if loop.name in single else several)
     for tiles in product(*choices):
         yield dict(zip((a.name for a in space.loops), tiles, strict=True))
 
 
-def _plan(graph: Graph, expression: str, tile: Mapping[str, int], dev: DeviceSpec) -> TilingPlan:
+def _plan(
+    graph: Graph, expression: str, tile: Mapping[str, int], dev: DeviceSpec, loops: Loops
+) -> CpuChainPlan:
     rows, *_, columns = (tile[n] for n in result_loops(graph))
-    return TilingPlan(
+    return CpuChainPlan(
         *(rows, columns, max(tile.values())),
         lanes=Registers.of(dev).lanes,
         family=FAMILY,
         expression=expression,
         tiles=" ".join(f"{name}={t}" for name, t in tile.items()),
+        loops=loops,
     )

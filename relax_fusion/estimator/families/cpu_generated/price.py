@@ -13,11 +13,12 @@ from math import prod
 
 from ....hardware import DeviceSpec
 from ....tiling import Compute, Schedule, Store
-from ....tiling.space import Step
+from ....tiling.space import Access, Step
 from ....workload.graph import Graph
 from ...cpu_cost import (
     FMA_LATENCY_CYCLES,
     L2_SPEED,
+    L3_CYCLES_PER_BYTE,
     LOADS_PER_CYCLE,
     SLOT_CYCLES,
     TILE_CYCLES,
@@ -35,6 +36,9 @@ STORE_CYCLES = 3
 PACK_CYCLES, TURN_CYCLES, GATHER_CYCLES = 2.4, 4.8, 32.0
 """Cycles to copy a vector of a weight from wherever it is cached: of neighbours; in squares that
 are transposed; of elements that lie a row apart.  Fitted to tiles of 64 and of 128 rows."""
+
+WIDEN_CYCLES = 2.0
+"""Cycles to copy a vector of rows of half precision as float32: load, convert, store.  Counted."""
 
 MOVE_CYCLES = 1.0
 """Cycles of a vector that a statement loads or stores.  Counted."""
@@ -54,10 +58,13 @@ class ChainPrice:
         How, for dynamic dimensions of any size.
     dev : DeviceSpec
         A CPU.
+    packs_once : bool
+        Whether weights are packed in front of all blocks, not by each.
     """
 
-    def __init__(self, graph: Graph, schedule: Schedule, dev: DeviceSpec):
+    def __init__(self, graph: Graph, schedule: Schedule, dev: DeviceSpec, packs_once: bool = False):
         self.graph, self.schedule, self.dev = graph, schedule, dev
+        self.packs_once = packs_once
         self.registers = Registers.of(dev)
         self.tile, self.space = schedule.tile, schedule.space
         sides = {step.out: sides_of(graph, self.space, step) for step in self.space.steps}
@@ -84,9 +91,11 @@ class ChainPrice:
         """Bytes of the tiles of a block, with packed weights."""
         kept = [s for s in self.space.steps if s.out not in self.behind.values()]
         tiles = [prod(map(self._allocated, s.makes.loops)) for s in kept]
-        packed = (self.space.step[out] for out in self.sides)
+        packed = (self.space.step[out] for out in self.sides if not self.packs_once)
         panels = [prod(self.tile[n] for n in s.reduced) * self.registers.columns for s in packed]
-        return FLOAT_BYTES * (sum(tiles) + sum(panels))
+        rows = [self._narrow_rows(self.space.step[out]) for out in self.sides]
+        wide = [prod(map(self._allocated, read.loops)) for read in rows if read is not None]
+        return FLOAT_BYTES * (sum(tiles) + sum(panels) + sum(wide))
 
     def _allocated(self, loop: str) -> int:
         """Return the elements of a buffer along a loop: whole register tiles."""
@@ -120,11 +129,34 @@ class ChainPrice:
                 cycles += vectors * 2 * MOVE_CYCLES
         grid = self.schedule.structure.grid
         blocks = prod(trips[n] for n in grid)
+        panels = self._panels(sizes) if self.packs_once else {}
+        cycles += blocks * self._streamed(panels)
         whole = cycles * prod(min(1.0, self.tile[n] / sizes[n]) for n in grid)  # a block, no edge
         each = ceil_div(blocks, self.dev.sm_count)
         busiest = min(each * whole, cycles) + each * BLOCK_CYCLES
-        traffic = Traffic(busiest, distinct, 0.0, 1, blocks)
+        busiest += sum(panels[step] * self._copy_cycles(step) for step in panels) / (
+            self.registers.lanes * self.dev.sm_count
+        )
+        traffic = Traffic(busiest, distinct, 0.0, 1 + len(panels), blocks)
         return in_one_loop(traffic, self.dev, flops, len(self.sides))
+
+    def _panels(self, sizes: Mapping[str, int]) -> dict[Step, int]:
+        """Return the elements of each weight that is packed."""
+        found = {}
+        for out, (row, column) in self.sides.items():
+            step = self.space.step[out]
+            if self._weight(step).tensor not in self.space.step:
+                outer = [n for n in step.loops if n not in (row, column)]
+                width = self.registers.width(self.tile[column])
+                columns = self._parts(column, width, sizes) * width
+                found[step] = columns * prod(sizes[n] for n in outer)
+        return found
+
+    def _streamed(self, panels: Mapping[Step, int]) -> float:
+        """Return the cycles in which a block waits for panels, once for each tile of rows."""
+        total = FLOAT_BYTES * sum(panels.values())
+        fits = total <= self.dev.l2_bytes
+        return total * (self.l2_cycles_per_byte if fits else L3_CYCLES_PER_BYTE)
 
     def _vectors(self, loops: Iterable[str], sizes: Mapping[str, int]) -> float:
         return prod(sizes[n] for n in loops) / self.registers.lanes
@@ -165,10 +197,12 @@ class ChainPrice:
             )
         )
         yield tiles * times * (TILE_CYCLES + STORE_CYCLES * rows * vectors)
-        weight = next(read for read in step.reads if column in read.loops)
-        if weight.tensor not in self.space.step:
-            copied = panels * trips[row] * depth * vectors
-            yield copied * self._copy_cycles(weight.loops, column)
+        narrow = self._narrow_rows(step)
+        if narrow is not None:
+            again = prod(trips[n] for n in step.makes.loops if n not in narrow.loops)
+            yield again * self._vectors(narrow.loops, sizes) * WIDEN_CYCLES
+        if self._weight(step).tensor not in self.space.step and not self.packs_once:
+            yield panels * trips[row] * depth * vectors * self._copy_cycles(step)
 
     def _parts(self, loop: str, part: int, sizes: Mapping[str, int]) -> int:
         """Return into how many parts the tiles of a loop are cut, the last tile too."""
@@ -181,8 +215,21 @@ class ChainPrice:
         held = depth * (self.tile[row] + self.registers.columns)
         return held * FLOAT_BYTES > self.dev.l1_bytes
 
-    def _copy_cycles(self, loops: tuple[str, ...], column: str) -> float:
-        if loops[-1] == column:
+    def _narrow_rows(self, step: Step) -> Access | None:
+        """Return the rows of a product that are read in half precision, and copied as float32."""
+        row, _ = self.sides[step.out]
+        read = next(read for read in step.reads if row in read.loops)
+        is_wide = read.tensor in self.space.step or self.graph[read.tensor].dtype == "float32"
+        return None if is_wide else read
+
+    def _weight(self, step: Step) -> Access:
+        column = self.sides[step.out][1]
+        return next(read for read in step.reads if column in read.loops)
+
+    def _copy_cycles(self, step: Step) -> float:
+        """Return the cycles to copy a vector of a weight."""
+        loops = self._weight(step).loops
+        if loops[-1] == self.sides[step.out][1]:
             return PACK_CYCLES
         is_square = self.tile[loops[-1]] % self.registers.lanes == 0
         return TURN_CYCLES if is_square else GATHER_CYCLES

@@ -9,10 +9,16 @@ from ....tiling import IterationSpace
 from ....tiling.space import Step
 from ....workload import INTEGER_DTYPES
 from ....workload.graph import Graph
+from ....workload.roofline import is_contraction
+from ...prediction import HALF_DTYPES
 
 MOST_ROWS, VECTORS = 8, 2
 """Rows of a register tile, and vectors along each: 8 x 32 in float32 is as fast as 4 x 32, and
 faster than 6 x 32, 12 x 32 and 6 x 64 (`2026-11-24-cpu_generated.md`)."""
+
+DOT_COLUMNS = 4
+"""Results of a row of a tile of dot products: weights that lie along their sums are read as fast as
+that, and the rows stay in registers."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,17 @@ class Registers:
         """Return the columns of a register tile where a tensor has so many: few are in vain."""
         widths = [self.columns >> n for n in range((self.columns // self.lanes).bit_length())]
         return min(widths, key=lambda w: -(-columns // w) * w)
+
+
+def other_dtypes(graph: Graph) -> str | None:
+    """Return a sentence on tensors that no kernel of a CPU takes.
+
+    Half precision is for chains of products and maps: norms and softmaxes of it were not measured.
+    """
+    plain = all(is_contraction(b) for b in graph.blocks if b.combine)
+    known = {"float32", *HALF_DTYPES} if plain else {"float32"}
+    other = ", ".join(sorted({t.dtype for t in graph.tensors} - known))
+    return f"tensors are of {other}, generated kernels of a CPU have float32" if other else None
 
 
 def sides_of(graph: Graph, space: IterationSpace, step: Step) -> tuple[str, str] | None:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from typing import TypeAlias
 
 from ....errors import TilePlanError, TilingError
 from ....hardware import DeviceSpec
 from ....tiling.blocks import refuse_blocks
-from ....workload import Chain, MatmulChain
+from ....workload import Chain
 from ....workload.graph import Graph
 from ...family import Breaks, KernelFamily
 from ...limits import block_limits
@@ -33,8 +32,6 @@ kernels, with long and short blocks; to single ones 0.73 to 1.22 (`2026-11-23-ge
 FINALISTS = 8
 """Tilings that are priced with all numbers of stages."""
 
-ChainWork: TypeAlias = MatmulChain | Chain
-
 MOST_WARPS, MOST_STAGES = 32, 64
 """Of a kernel of Triton."""
 
@@ -42,7 +39,7 @@ OFFERED = 8
 """Plans of each size that others are compared with."""
 
 
-class Generated(KernelFamily[ChainWork]):
+class Generated(KernelFamily[Chain]):
     """The chain engine: a block does all of the chain for its tile of the result.
 
     Or, where sums are split, for its part of a sum, and a second launch merges the parts.
@@ -50,12 +47,12 @@ class Generated(KernelFamily[ChainWork]):
 
     names = (FAMILY,)
     language = "triton"
-    takes = (MatmulChain, Chain)
+    takes = (Chain,)
     plan = GeneratedPlan
     error = 1.1
     breaks = Breaks((16, 64, 256, 512), 1024)
 
-    def refuses(self, work: ChainWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, work: Chain, dev: DeviceSpec) -> str | None:
         """Refuse devices that Triton is not for, and graphs that have no tiles."""
         if not dev.capabilities.async_copies:
             return f"the {dev.label} has no asynchronous copies, which Triton's pipelines need"
@@ -69,14 +66,14 @@ class Generated(KernelFamily[ChainWork]):
             return f"products are of {found}, generated kernels have {' and '.join(HALF_DTYPES)}"
         return None
 
-    def plans(self, work: ChainWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, work: Chain, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the cheapest plans of each size that is priced."""
         sizes = tuple(
             size for r in ranges(work, self.breaks) for _, each in r.cells for size in each
         )
         yield from _cheapest(work, dev, tuple(dict.fromkeys(sizes)))
 
-    def violations(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Iterator[str]:
         """Yield why a plan is none for the graph, or needs more than a block has."""
         assert isinstance(plan, GeneratedPlan)
         wrong = next(_bad_launch(plan), None)
@@ -102,12 +99,12 @@ class Generated(KernelFamily[ChainWork]):
             yield f"tensor_maps is {plan.tensor_maps}, the {dev.label} has none"
         yield from block_limits(self.footprint(plan, work, dev), plan, work, dev)
 
-    def footprint(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Footprint:
+    def footprint(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Footprint:
         """Return what a block of the first launch occupies."""
         assert isinstance(plan, GeneratedPlan)
         return footprint(launches(work.graph, plan)[0])
 
-    def predict(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec, size: Size) -> Prediction:
+    def predict(self, plan: TilePlan, work: Chain, dev: DeviceSpec, size: Size) -> Prediction:
         """Price each launch; the second begins while the first ends."""
         assert isinstance(plan, GeneratedPlan)
         return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
@@ -141,9 +138,7 @@ def _merging_price(
 
 
 @lru_cache(maxsize=256)
-def _cheapest(
-    work: ChainWork, dev: DeviceSpec, sizes: tuple[Size, ...]
-) -> tuple[GeneratedPlan, ...]:
+def _cheapest(work: Chain, dev: DeviceSpec, sizes: tuple[Size, ...]) -> tuple[GeneratedPlan, ...]:
     """Return the cheapest plans at each of some sizes."""
     family, every = Generated(), list(plans(work.graph))
 

@@ -23,6 +23,7 @@ from ....tiling import (
 )
 from ....tiling.axes import loop_names
 from ....tiling.blocks import block_sizes
+from ....tiling.space import Loops
 from ....tiling.split import PART
 from ....workload.graph import Graph
 from ....workload.roofline import Sizes
@@ -166,8 +167,10 @@ def _first(graph: Graph, plan: GeneratedPlan) -> Launched:
     return Launched(graph, schedule, plan.num_warps, plan.num_stages)
 
 
-def scheduled(graph: Graph, expression: str, tile: Mapping[str, int]) -> Schedule:
-    """Return a schedule that a text denotes.
+def scheduled(
+    graph: Graph, expression: str, tile: Mapping[str, int], inside: Loops = frozenset()
+) -> Schedule:
+    """Return a schedule that a text denotes, where some loops are no axes of the grid.
 
     Raises
     ------
@@ -184,7 +187,7 @@ def scheduled(graph: Graph, expression: str, tile: Mapping[str, int]) -> Schedul
         raise TilingError(f"{unknown[0]} has a tile and is no loop; there are {', '.join(names)}")
     tiles = tuple(tile.get(a.name, 1) for a in space.loops)
     single = frozenset(a.name for a, t in zip(space.loops, tiles, strict=True) if t >= a.size)
-    return Schedule(space, _placed(graph, expression, single), tiles)
+    return Schedule(space, _placed(graph, expression, single, inside), tiles)
 
 
 @lru_cache(maxsize=512)
@@ -205,9 +208,9 @@ def loop_sizes(graph: Graph, sizes: tuple[tuple[str, int], ...]) -> Mapping[str,
 
 
 @lru_cache(maxsize=4096)
-def _placed(graph: Graph, expression: str, single: frozenset[str]) -> Structure:
+def _placed(graph: Graph, expression: str, single: Loops, inside: Loops) -> Structure:
     space = space_of(graph)
-    return place(space, parse(expression, space.ordered), single)
+    return place(space, parse(expression, space.ordered), single, inside)
 
 
 def merging_schedule(graph: Graph) -> Schedule:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ....hardware import DeviceSpec
 from ....tiling import IterationSpace, Structure, expressions, split_loops
 from ....tiling.pruning import distinct, keeps_partial_results
-from ....tiling.space import TileLoop
+from ....tiling.space import Loops, TileLoop
 from ....tiling.split import PART
 from ....workload.graph import Graph
 from .plan import FAMILY, GeneratedPlan, many, space_of, split_graph
@@ -57,7 +57,7 @@ def tiles_of(loop: TileLoop, is_row: bool) -> list[int]:
 
 @lru_cache(maxsize=256)
 def structures(
-    graph: Graph, most: int = MOST_WHOLE
+    graph: Graph, most: int = MOST_WHOLE, inside: Loops = frozenset()
 ) -> Mapping[frozenset[str], Mapping[Structure, str]]:
     """Return the structures of a graph with their expressions, by which loops are one tile.
 
@@ -65,6 +65,8 @@ def structures(
     ----------
     most : int
         Elements of a loop that may be one tile.
+    inside : frozenset of str
+        Loops that are no axes of the grid.
     """
     space = space_of(graph)
     whole = [a.name for a in space.loops if not a.batch and 1 < a.size <= most]
@@ -72,7 +74,7 @@ def structures(
     subsets = chain.from_iterable(combinations(whole, n) for n in range(len(whole) + 1))
     every = expressions(space)
     for single in map(frozenset, subsets):
-        known = distinct(space, every, single)
+        known = distinct(space, every, single, inside)
         found[single] = {
             structure: str(expression)
             for structure, expression in known.items()
