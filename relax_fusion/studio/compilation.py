@@ -245,7 +245,9 @@ def _decision(record: Mapping[str, Any], works: dict[str, Workload]) -> Decision
         work = works[kernel]
     elif "workload" in record:
         fields = {name: it for name, it in record["workload"].items() if name != "key"}
-        work = works[kernel] = from_json(json.dumps(fields))
+        work = from_json(json.dumps(fields))
+        if kernel:  # chains that were declined have none
+            works[kernel] = work
     told = record.get("decline")
     decline = None
     if told is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -29,11 +30,12 @@ def test_calls_have_no_more_rows_than_a_bound_allows() -> None:
 
 def test_a_call_is_the_sum_of_its_chains_and_the_rest() -> None:
     report = report_for("h200")
-    (gated,) = {d.kernel for d in report.fused if d.pattern == "FuseGatedFFN"}
-    last = next(d for d in report.fused if d.kernel == gated).predictions
+    ((kernel, count),) = Counter(d.kernel for d in report.fused).most_common(1)
+    assert count > 1, "layers share a kernel"
+    last = next(d for d in report.fused if d.kernel == kernel).predictions
     call = report.calls[-1]
     assert call.rest_s > 0 and call.seconds == call.fused_s + call.rest_s
-    assert call.fused_s > 4 * next(p.fused.seconds for p in last if p.size >= 256)
+    assert call.fused_s > count * next(p.fused.seconds for p in last if p.size >= 256)
     assert 0 < call.floor_s < call.fused_s < call.unfused_s
     before = replace(report, material=replace(report.material, after=[]))  # no kernels yet
     assert {(c.rest_s, c.seconds == c.fused_s) for c in before.calls} == {(None, True)}
