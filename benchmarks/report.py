@@ -90,8 +90,7 @@ def plan_words(plan: Any) -> str:
     text = f"{plan.family} {plan.block_m}x{plan.block_n}x{plan.block_k}"
     text += f" w{plan.num_warps} s{plan.num_stages}"
     own = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in _COMMON}
-    parts = max(plan.split_k, own.pop("groups", 1))
-    text += f" k/{parts}" if parts > 1 else ""
+    text += f" k/{plan.split_k}" if plan.split_k > 1 else ""
     usual = {f.name: f.default for f in fields(plan)}
     numbers = {name: n for name, n in own.items() if isinstance(n, int) and n != usual[name]}
     return " ".join([text, *(f"{name}={n}" for name, n in numbers.items())])

@@ -189,7 +189,7 @@ def test_times_add_up_and_options_are_told(tmp_path: Path) -> None:
     for phase in record.phases:
         assert phase.seconds == pytest.approx(sum(p.seconds for p in phase.passes))
     fusing = {p.name: p for p in record.phases[1].passes}
-    assert fusing["FuseGatedFFN"].changes[0].function == "main"
+    assert fusing["FusePatterns"].changes[0].function == "main"
     assert "FuseProjections" not in fusing and record.failed == ""
     assert (
         record.options["disable"] == "FuseProjections" and record.options["always_fuse"] == "True"

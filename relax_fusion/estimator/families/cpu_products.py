@@ -162,8 +162,9 @@ class CpuProducts(KernelFamily[Chain]):
 
     def predict(self, plan: TilePlan, work: Chain, dev: DeviceSpec, size: Size) -> Prediction:
         """Price the loops one after the other, by the model of register tiles."""
-        sizes = loop_sizes(work.graph, tuple(sizes_of(work, size).items()))
-        return in_a_row([_loop(p, plan, dev, sizes[p.row]) for p in products_of(work.graph)])
+        dims = tuple(sizes_of(work, size).items())
+        each = products_of(work.graph)
+        return in_a_row([_loop(p, plan, dev, loop_sizes(p.graph, dims)[p.row]) for p in each])
 
 
 def _loop(product: Product, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
