@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 80_700, 551
+LIBRARY = 75_600, 495
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 66_600
+TESTS = 64_400
 """The most lines of Python in ``tests/``."""
 
 

@@ -30,11 +30,11 @@ def test_conditions_send_each_size_to_its_plan(bound: int | None) -> None:
     fused = fused_of(build_prim_func(work, choice.plans))
     assert fused is not None
     served = fused.served()
-    assert sorted(p.key for _, _, (p,) in served) == sorted(p.key for p in set(plans))
+    assert sorted(p.key for _, _, p in served) == sorted(p.key for p in set(plans))
     (size,) = fused.dims.values()
     for rows in ROWS[: None if bound is None else -2]:
         at = {size: tirx.const(rows, "int64")}
-        _, bounds, (plan,) = next(
+        _, bounds, plan = next(
             each for each in served if each[0] is True or _holds(substitute(each[0], at))
         )
         assert plan == choice.plans.plan_for(rows)
