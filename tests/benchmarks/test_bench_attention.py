@@ -222,7 +222,7 @@ def test_a_case_that_cannot_be_compiled_costs_the_others_nothing(monkeypatch, ca
 
 def test_plans_are_printed_without_a_gpu(capsys) -> None:
     assert main(Attention, ["--plans", "--cases", "S1", "d256"]) == 0
-    plan = r" \w+ \d+x\d+x\d+ w\d+ s\d+( k/\d+)?\n"
+    plan = r" \w+ \d+x\d+x\d+ w\d+ s\d+( (k/|groups=)\d+)?\n"
     assert re.fullmatch(f"S1:{plan}d256:{plan}", capsys.readouterr().out)
 
 
