@@ -20,10 +20,8 @@ from tvm.target import Target
 
 from .canonical import CANONICAL, WidenFloat8Products
 from .dlight_rules import (
-    AttentionRule,
-    ChainRule,
-    ContractionRule,
     CPUSpatialRule,
+    FusedRule,
     GenericMatmulRule,
     NormRule,
     RowSumRule,
@@ -65,8 +63,7 @@ from .transforms.norms import LegalizeNorms
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.views import FoldReshapes, ReturnReshapedViews
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
-from .triton_bridge.ahead import CompileAhead
-from .triton_bridge.texts import record_sources
+from .triton_bridge.sources import CompileAhead, RecordSources
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -192,16 +189,14 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     rest = [*triton, *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]
-    sources = record_sources(options.target, report.material.sources)
-    return [*first, *sources, *rest, RecordKernels(report.kernels)]
+    sources = RecordSources(options.target, report.material.sources)
+    return [*first, sources, *rest, RecordKernels(report.kernels)]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     """Return the pass that schedules all PrimFuncs but those that Triton's kernels will replace."""
     rules: list[ScheduleRule] = [
-        ContractionRule(),
-        AttentionRule(),
-        ChainRule(),
+        FusedRule(),
         GenericMatmulRule(options.allow_tf32),
         NormRule(),
         RowSumRule(),

@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from relax_fusion import cuda_kernels, make_target
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import AttentionRule, ChainRule, ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.estimator.families.cpu_generated.family import CpuChainPlan
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
@@ -174,8 +174,7 @@ def scheduled(target: str | Target, work: Workload, plan: TilePlan) -> str:
     """Return the PrimFunc that a rule of ours makes."""
     func = build_prim_func(work, PlanTable.single(plan))
     target = make_target(target) if isinstance(target, str) else target
-    rules = (ContractionRule(), AttentionRule(), ChainRule())
-    (made,) = [s.mod["main"] for r in rules if (s := r.apply(func, target, False)) is not None]
+    made = FusedRule().apply(func, target, False).mod["main"]
     for attr in {*dict(func.attrs)} & {*dict(made.attrs)}:
         made = made.without_attr(attr)
     return made.script(show_meta=False)

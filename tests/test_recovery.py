@@ -13,7 +13,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 import relax_fusion
-from relax_fusion import FusingPass, Report, SchedulingError, recovery
+from relax_fusion import FusingPass, Report, SchedulingError, phases
 from relax_fusion.canonical import CANONICAL
 from relax_fusion.dlight_rules import fused
 from relax_fusion.options import make_options
@@ -197,5 +197,5 @@ def test_workloads_are_disabled_by_their_keys() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("why"), KeyError(3), OSError(2, "x"), Exception()])
 def test_any_error_names_its_pass(error: Exception) -> None:
-    named = recovery._named(recovery._Failure(error, "FuseTIR", ""))
+    named = phases._named(phases._Failure(error, "FuseTIR", ""))
     assert named is error and "in FuseTIR, and without" in str(named.args)

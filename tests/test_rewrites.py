@@ -100,7 +100,7 @@ OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachM
 OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
-OTHERS += ("RecordTritonSources", "TakePositionsOfBatch", "NumberFirstExperts")
+OTHERS += ("TakePositionsOfBatch", "NumberFirstExperts")
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
 of CUDA sources and of MLC-LLM's models, whose rewrites have tests of their own."""
 

@@ -27,7 +27,7 @@ from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry
 from benchmarks.suite import Suite, done
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.estimator import candidates, predict
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
@@ -60,7 +60,7 @@ Item = tuple[str, int]
 def compiled(work: NormMatmul | GatedFFN, plan: TilePlan) -> tvm.runtime.Module:
     """Return the kernel of `work` under `plan`."""
     func = build_prim_func(work, PlanTable.single(plan))
-    schedule = ContractionRule().apply(func, host_target(), False)
+    schedule = FusedRule().apply(func, host_target(), False)
     return tvm.compile(schedule.mod, target=host_target()).jit()
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 
 from ..errors import RelaxFusionError
 from .console import CliError, Console, tell
-from .named import named
+from .model_arguments import named
 from .parser import make_parser
 
 __all__ = ["main"]

@@ -15,9 +15,8 @@ from tvm import relax
 from ..frontends import Signature
 from ..models import random_weights
 from .arrays import check_new, read_inputs, write_outputs
-from .build import FOREIGN_ERRORS
-from .console import CliError, Console, first_line
-from .library import device_for, load_library
+from .build import device_for, load_library
+from .console import FOREIGN_ERRORS, CliError, Console, first_line
 from .manifest import MANIFEST, PARAMS, Manifest, check_files, exported_again, stored_weights
 
 

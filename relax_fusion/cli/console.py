@@ -105,6 +105,10 @@ def _as_in_json(err: UnicodeError) -> tuple[str, int]:
 codecs.register_error("relax_fusion.json", _as_in_json)
 
 
+FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""What TVM raises: every failed check of its C++ side arrives as one of these."""
+
+
 def first_line(err: BaseException) -> str:
     """Condense an exception, which from TVM can carry pages of stack, to its first sentence."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]

@@ -14,14 +14,12 @@ from ..phases import run_phases
 from ..pipeline import PHASES, count_launches, schedule_kernels
 from ..report import Report
 from ..report.record import record_of
-from ..report.tables import WIDTH
-from ..report.text import report_text
-from ..triton_bridge.texts import record_sources
+from ..report.tables import WIDTH, report_text
+from ..triton_bridge.sources import RecordSources
+from .artifact import check_written, write_page
 from .build import guarded
 from .console import Console
-from .model_arguments import pipeline_options
-from .named import named
-from .page import check_written, write_page
+from .model_arguments import named, pipeline_options
 from .source import bounds, described, facts_of, longest, open_source
 
 
@@ -65,7 +63,7 @@ def _scheduled(options: PipelineOptions) -> list[Pass]:
     """Return what takes the place of phase 4: Triton's kernels are not compiled."""
     passes: list[Pass] = [schedule_kernels(options)]
     if options.report is not None:
-        passes += record_sources(options.target, options.report.material.sources)
+        passes.append(RecordSources(options.target, options.report.material.sources))
     return [*passes, *count_launches(options)]
 
 

@@ -21,8 +21,7 @@ from ..frontends import ImportedModel, Signature, TensorSpec
 from ..models import BertConfig, ExportedModel, config_from_dict, export
 from ..models.export import LENGTH
 from ..validation import Count, Natural, read_json, shown
-from .build import FOREIGN_ERRORS
-from .console import CliError
+from .console import FOREIGN_ERRORS, CliError
 
 LIBRARY = "lib.so"
 PARAMS = "params.safetensors"

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from ..hardware import DEVICES
-from .argument_types import Named, bound, names, path, positive, target
-from .choices import BACKENDS, DTYPES, MODELS, PASSES, QUANTIZATIONS
+from .argument_types import (
+    BACKENDS,
+    DTYPES,
+    MODELS,
+    PASSES,
+    QUANTIZATIONS,
+    Named,
+    bound,
+    names,
+    path,
+    positive,
+    target,
+)
 
 SRC_HELP = (
     "a Hugging Face directory (config.json and safetensors), a config.json alone (random weights), "
@@ -40,27 +52,48 @@ def command(
     )
     parser.set_defaults(handler=handler)
     if json_flag:
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        add_flag(parser, "--json", help="one JSON document on stdout")
+    add_flag(parser, "-q", "--quiet", help="no progress on stderr")
+    add_flag(parser, "--traceback", help="show the traceback of an error")
     return parser
+
+
+def add_flag(parser: argparse.ArgumentParser, *names: str, help: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(*names, action="store_true", help=help)
+
+
+def add_file(
+    parser: argparse.ArgumentParser, *names: str, help: str, metavar: str = "FILE", **more: Any
+) -> None:
+    """Add an option that names a file or a directory."""
+    parser.add_argument(*names, type=path, metavar=metavar, help=help, **more)
+
+
+def add_count(parser: argparse.ArgumentParser, *names: str, help: str, **more: Any) -> None:
+    """Add an option that is a number: from 1 on, or of the ``type`` that is given."""
+    parser.add_argument(*names, **{"type": positive, "metavar": "N", **more}, help=help)
+
+
+def add_sizes(
+    parser: argparse.ArgumentParser, name: str, *, help: str, type: Any = bound, values: str = "N"
+) -> None:
+    """Add an option that gives values to symbolic sizes, each by its name."""
+    metavar, told = f"NAME={values}", f"{help}; can be repeated"
+    parser.add_argument(name, action=Named, type=type, default=[], metavar=metavar, help=told)
 
 
 def add_measured(parser: argparse.ArgumentParser) -> None:
     """Add the options by which plans are chosen by measured times."""
-    parser.add_argument(
-        "--database",
-        type=path,
-        metavar="FILE",
-        help="times that `tune` measured: where there are some, the fastest plan is taken",
-    )
+    told = "times that `tune` measured: where there are some, the fastest plan is taken"
+    add_file(parser, "--database", help=told)
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
     """Add what is dumped, and where to."""
-    parser.add_argument(
+    add_file(
+        parser,
         "--debug-dump",
-        type=path,
         metavar="DIR",
         help="write the module after each phase as TVMScript, passes.json (what each pass changed) "
         "and report.json; `inspect DIR` makes pages of them",
@@ -104,24 +137,15 @@ def add_model_arguments(
         metavar="NAME",
         help=f"store weights of few bits, by MLC-LLM's names: {', '.join(QUANTIZATIONS)}",
     )
-    parser.add_argument(
-        "--max-seq-len",
-        type=positive,
-        metavar="N",
-        help="most tokens of a sequence (default: the model's own, at most 4096)",
-    )
+    told = "most tokens of a sequence (default: the model's own, at most 4096)"
+    add_count(parser, "--max-seq-len", help=told)
     if batch:
-        parser.add_argument(
-            "--batch", type=positive, metavar="N", help="sequences at once (default: 1)"
-        )
-    parser.add_argument(
+        add_count(parser, "--batch", help="sequences at once (default: 1)")
+    add_sizes(
+        parser,
         "--bound",
-        action=Named,
-        type=bound,
-        default=[],
-        metavar="NAME=N",
         help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
-        "planned; can be repeated",
+        "planned",
     )
     _add_fusing_arguments(parser)
 
@@ -170,14 +194,14 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PASS",
         help=f"leave out a pass; can be repeated: {', '.join(PASSES)}",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--always-fuse",
-        action="store_true",
         help="fuse also where the estimator predicts a loss, to look at kernels or measure them",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--allow-tf32",
-        action="store_true",
         help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
     )
     parser.add_argument(
@@ -198,3 +222,12 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )
+
+
+def named(name: str) -> Any:
+    """Return a function by its name, ``"module:function"``, whose module is relative to this one's.
+
+    Commands and pages of `relax_fusion.studio` are called so, which nothing imports.
+    """
+    module, function = name.split(":")
+    return getattr(import_module(module, __package__), function)

@@ -8,9 +8,17 @@ from typing import NoReturn
 
 from .. import __version__
 from ..validation import printable
-from .argument_types import natural, path, positive, token_ids
-from .choices import PLANS
-from .model_arguments import Commands, add_dump, add_measured, add_model_arguments, command
+from .argument_types import PLANS, natural, path, token_ids
+from .model_arguments import (
+    Commands,
+    add_count,
+    add_dump,
+    add_file,
+    add_flag,
+    add_measured,
+    add_model_arguments,
+    command,
+)
 from .studio_parsers import add_bench, add_diff, add_inspect, add_workloads
 
 EXAMPLES = """\
@@ -83,7 +91,7 @@ def _add_demo(commands: Commands) -> None:
         "Takes less than a minute on 2 cores; needs no network, checkpoint or GPU. Weights are "
         "random. The exit code is 1 if the outputs disagree.",
     )
-    parser.add_argument("--quick", action="store_true", help="tiny models, for a quick check")
+    add_flag(parser, "--quick", help="tiny models, for a quick check")
 
 
 def _add_compile(commands: Commands) -> None:
@@ -99,23 +107,19 @@ def _add_compile(commands: Commands) -> None:
     )
     add_model_arguments(parser)
     add_measured(parser)
-    parser.add_argument(
-        *("-o", "--output"), type=path, metavar="OUT", required=True, help="directory to make"
+    add_file(parser, "-o", "--output", metavar="OUT", required=True, help="directory to make")
+    add_flag(
+        parser, "--force", help="replace OUT if it holds what its manifest says, and nothing else"
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="replace OUT if it holds what its manifest says, and nothing else",
-    )
-    parser.add_argument("--no-weights", action="store_true", help="compile only; copy no weights")
-    parser.add_argument(
+    add_flag(parser, "--no-weights", help="compile only; copy no weights")
+    add_flag(
+        parser,
         "--no-cuda-graph",
-        action="store_true",
         help="launch every kernel by itself, instead of replaying those of static shapes as graphs",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--cubins",
-        action="store_true",
         help="compile TVM's CUDA kernels now, by NVRTC, and not when lib.so is loaded",
     )
     add_dump(parser)
@@ -131,26 +135,18 @@ def _add_tune(commands: Commands) -> None:
         "one goes on from there. The most expensive chains come first.",
     )
     add_model_arguments(parser)
-    parser.add_argument(
-        "--database", type=path, metavar="FILE", required=True, help="where times are kept"
-    )
-    parser.add_argument(
-        "--seconds", type=natural, metavar="N", help="begin nothing more after that many"
-    )
+    add_file(parser, "--database", required=True, help="where times are kept")
+    add_count(parser, "--seconds", type=natural, help="begin nothing more after that many")
     parser.add_argument(
         "--rpc",
         metavar="HOST:PORT[/KEY]",
         help="measure on another machine, where a TVM RPC server listens; with KEY, one that a "
         "tracker knows by it",
     )
-    parser.add_argument(
-        "--most",
-        type=positive,
-        default=PLANS,
-        metavar="N",
-        help=f"plans for each range of rows (default: {PLANS})",
+    add_count(
+        parser, "--most", default=PLANS, help=f"plans for each range of rows (default: {PLANS})"
     )
-    parser.add_argument("--again", action="store_true", help="measure also what FILE has")
+    add_flag(parser, "--again", help="measure also what FILE has")
 
 
 def _add_run(commands: Commands) -> None:
@@ -176,22 +172,17 @@ def _add_run(commands: Commands) -> None:
         help="an input of a model that generates no text, or FILE.npz with several by their names; "
         "can be repeated",
     )
-    parser.add_argument(
+    add_file(
+        parser,
         "--output",
-        type=path,
         metavar="DIR",
         help="new directory for the outputs, one NAME.npy each, or a new FILE.npz",
     )
-    parser.add_argument(
-        *("--max-new-tokens", "--new-tokens"),
-        type=positive,
-        metavar="N",
-        help="of a prompt (default: 16)",
-    )
-    parser.add_argument(
+    add_count(parser, "--max-new-tokens", "--new-tokens", help="of a prompt (default: 16)")
+    add_count(
+        parser,
         "--seed",
         type=natural,
-        metavar="N",
         help="of the random weights, where OUT has none (default: 0)",
     )
 
@@ -207,25 +198,20 @@ def _add_explain(commands: Commands) -> None:
     parser.set_defaults(page="..studio.report_page:report_html")
     add_model_arguments(parser)
     add_measured(parser)
-    parser.add_argument(
+    add_flag(
+        parser,
         "--all",
-        action="store_true",
         help="every row in full, however long, and what one pass declined and another took",
     )
-    parser.add_argument(
-        "--graphs",
-        action="store_true",
-        help="say what each kernel computes, statement by statement",
-    )
-    parser.add_argument(
+    add_flag(parser, "--graphs", help="say what each kernel computes, statement by statement")
+    add_flag(
+        parser,
         "--coverage",
-        action="store_true",
         help="count chains found, launches, and bytes that are only copied, function by function",
     )
-    parser.add_argument(
+    add_file(
+        parser,
         "--html",
-        type=path,
-        metavar="FILE",
         help="write one page for a browser as well, which needs no network: chains with their "
         "plans and times, what was not fused and why, graphs, kernels; a FILE that exists is "
         "replaced",

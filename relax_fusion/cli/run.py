@@ -24,9 +24,9 @@ from ..models import (
 )
 from ..models.threads import use_all_cores
 from ..validation import shown
+from .build import device_for, load_library
 from .call import call_command
 from .console import CliError, Console
-from .library import device_for, load_library
 from .manifest import (
     MANIFEST,
     TOKENIZER,

@@ -5,9 +5,25 @@ from __future__ import annotations
 import argparse
 
 from ..validation import shown
-from .argument_types import Named, bound, devices, named_range, natural, path, positive, size_range
-from .choices import PEERS
-from .model_arguments import SRC_HELP, Commands, add_measured, add_model_arguments, command
+from .argument_types import (
+    PEERS,
+    devices,
+    named_range,
+    natural,
+    path,
+    size_range,
+)
+from .model_arguments import (
+    SRC_HELP,
+    Commands,
+    add_count,
+    add_file,
+    add_flag,
+    add_measured,
+    add_model_arguments,
+    add_sizes,
+    command,
+)
 
 
 def add_workloads(commands: Commands) -> None:
@@ -25,7 +41,7 @@ def add_workloads(commands: Commands) -> None:
     )
     add_model_arguments(parser, batch=False)
     parser.set_defaults(target=None)  # that of --on, if it is not given
-    _add_sizes(parser)
+    _add_counted(parser)
     parser.add_argument(
         "--on",
         type=devices,
@@ -34,15 +50,11 @@ def add_workloads(commands: Commands) -> None:
         "--target, which is the first of them if it is not given; all price the chains of --target",
     )
     for name, what in (("csv", "a row for each item and each of its sizes"), ("json", "all of it")):
-        parser.add_argument(
-            f"--{name}",
-            type=path,
-            metavar="FILE",
-            help=f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table",
-        )
+        told = f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table"
+        add_file(parser, f"--{name}", help=told)
 
 
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
+def _add_counted(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch",
         type=size_range,
@@ -56,14 +68,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         metavar="N[..M]",
         help="tokens: of a prompt in prefill, of the context in decode, of an encoder's input",
     )
-    parser.add_argument(
-        "--size",
-        action=Named,
-        type=named_range,
-        default=[],
-        metavar="NAME=N[..M]",
-        help="another symbolic size, by its name; can be repeated",
-    )
+    told = "another symbolic size, by its name"
+    add_sizes(parser, "--size", type=named_range, values="N[..M]", help=told)
 
 
 def add_diff(commands: Commands) -> None:
@@ -83,10 +89,9 @@ def add_diff(commands: Commands) -> None:
             metavar=name.upper(),
             help="a directory that `compile` made, its report.json, or what `explain --json` wrote",
         )
-    parser.add_argument(
+    add_file(
+        parser,
         "--html",
-        type=path,
-        metavar="FILE",
         help="write a page for a browser as well, with the differences of kernels' texts; a FILE "
         "that exists is replaced",
     )
@@ -110,10 +115,10 @@ def add_inspect(commands: Commands) -> None:
         help="a directory that `compile` made, what `explain --json` wrote, or the directory of "
         "--debug-dump",
     )
-    parser.add_argument(
-        *("-o", "--output"),
-        type=path,
-        metavar="FILE",
+    add_file(
+        parser,
+        "-o",
+        "--output",
         help="the page of a compilation (default: report.html); a FILE that exists is replaced",
     )
 
@@ -135,9 +140,9 @@ def add_bench(commands: Commands) -> None:
         help=f"a directory that `compile` made, or a model that is compiled first: {SRC_HELP}",
     )
     add_measured(parser)
-    parser.add_argument(
+    add_flag(
+        parser,
         "--no-cuda-graph",
-        action="store_true",
         help="as of `compile`: launch every kernel by itself; of a model that is not compiled yet",
     )
     _add_run(parser)
@@ -148,63 +153,44 @@ def add_bench(commands: Commands) -> None:
         help=f"{', '.join(PEERS)}, or none (default: those that are installed "
         "and run on the device; on a CPU without torch.compile)",
     )
-    parser.add_argument("--no-kernels", action="store_true", help="do not time single kernels")
-    parser.add_argument(
-        "--device", type=natural, default=0, metavar="N", help="number of the GPU (default: 0)"
-    )
-    parser.add_argument(
-        "--json",
-        type=path,
-        metavar="FILE",
-        help="write all times as JSON, replacing FILE; - is stdout, without the tables",
-    )
-    parser.add_argument(
-        "--html",
-        type=path,
-        metavar="FILE",
-        help="write the page of the compiled model with what was measured, replacing FILE",
-    )
+    add_flag(parser, "--no-kernels", help="do not time single kernels")
+    add_count(parser, "--device", type=natural, default=0, help="number of the GPU (default: 0)")
+    for name, what in (
+        ("json", "all times as JSON, replacing FILE; - is stdout, without the tables"),
+        ("html", "the page of the compiled model with what was measured, replacing FILE"),
+    ):
+        add_file(parser, f"--{name}", help=f"write {what}")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add_count(
+        parser,
         "--threads",
-        type=positive,
-        metavar="N",
         help="threads of a CPU for everybody (default: for each the better of one, and one for "
         "each processor)",
     )
-    parser.add_argument(
-        "--prompt", type=positive, metavar="N", help="tokens of the prompt (default: 128)"
-    )
-    parser.add_argument(
-        *("--max-new-tokens", "--new-tokens"),
+    add_count(parser, "--prompt", help="tokens of the prompt (default: 128)")
+    add_count(
+        parser,
+        "--max-new-tokens",
+        "--new-tokens",
         dest="new_tokens",
-        type=positive,
-        metavar="N",
         help="tokens after it (default: 32)",
     )
-    parser.add_argument(
+    add_sizes(
+        parser,
         "--size",
-        action=Named,
-        type=bound,
-        default=[],
-        metavar="NAME=N",
         help="a symbolic size of a model that generates no text, such as seq_len of a bundled "
-        "encoder (default: 128); can be repeated",
+        "encoder (default: 128)",
     )
-    parser.add_argument(
-        "--repeat",
-        type=positive,
-        default=5,
-        metavar="N",
-        help="turns of each, after one that warms up (default: 5)",
+    add_count(
+        parser, "--repeat", default=5, help="turns of each, after one that warms up (default: 5)"
     )
-    parser.add_argument(
+    add_count(
+        parser,
         "--seconds",
         type=natural,
         default=60,
-        metavar="N",
         help="begin no more turns after that many; whoever has used up a fair part of them has no "
         "other (default: 60)",
     )

@@ -1,13 +1,31 @@
-"""The accumulation of a contraction: operands as they lie, in panels, or in vectors of words."""
+"""The accumulation of a contraction: operands as they lie, in panels, or in vectors of words.
+
+Words are weights that are packed along k, on a CPU.
+
+Few rows (`accumulate_words`): a lane of a vector has a word, and unpacks one field of it after the
+other.  The elements of x that a vector of fields meets are as far apart as a word has fields, so x
+is put in that order first; sums over a vector of words are scaled, and not each element.  Stages,
+beside those of `contraction`:
+
+``x_words``     the rows by fields          [rows', chunks, fields, lanes], float32
+``w_scales{i}`` the scale of each lane      [parts, n', chunks, lanes], float32
+``part{i}``     sums over the fields        [parts, rows', n', chunks, lanes], float32
+``lane{i}``     sums over the chunks        [parts, rows', n', lanes], float32
+
+Many rows (`unpacked_panels`): words and scales are copied to panels, and unpacked there, once:
+
+``w_words{i}``  the words in panels         [panels, words, parts, reg_n]
+``w_scales{i}`` the scales in panels        [panels, groups, parts, reg_n], float32
+"""
 
 from __future__ import annotations
 
 from tvm import te, tirx
 
-from ..workload import INTEGER_DTYPES
+from ..estimator.families.words import MANTISSA_BITS, WordVectors
+from ..workload import INTEGER_DTYPES, Packed
 from .activations import ACCUMULATE
 from .stages import Padding, Reader, Size, clamped, int64, round_up
-from .words import SCALES, WORDS, accumulate_words, unpacked_panels
 
 
 def accumulate(
@@ -96,3 +114,120 @@ def _accumulate_panels(
         return te.sum(x * w, axis=r)
 
     return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
+
+
+WORDS, SCALES = 0, 1
+"""The operands that a packed weight is stored as."""
+
+EXPONENT_BIAS = 127
+"""Of a float32."""
+
+
+def field(form: Packed, word: tirx.Expr, which: tirx.Expr) -> tirx.Expr:
+    """Return a field of a word, less the zero point, in float32, exactly.
+
+    The bits of the field become those of a mantissa, without a shift where they lie low enough,
+    with the exponent for which the lowest of them counts 1.  What remains is to subtract the
+    leading one and the zero point: two instructions of vectors, where a shift, a mask, a conversion
+    and a subtraction are four.
+
+    Parameters
+    ----------
+    form : Packed
+        Of fields of at most `MANTISSA_BITS` bits.
+    word : tirx.Expr
+        The word.
+    which : tirx.Expr
+        The number of the field.
+    """
+    assert form.zero is not None, "words with zeros apart are of no such kernel"
+    fitting = MANTISSA_BITS // form.bits
+    shift = (which // fitting * (fitting * form.bits)).astype("uint32")
+    place = (which % fitting * form.bits).astype("uint32")
+    exponent = (_uint32(EXPONENT_BIAS + MANTISSA_BITS) - place) << _uint32(MANTISSA_BITS)
+    bits = word.astype("uint32") >> shift & _uint32(2**form.bits - 1) << place
+    leading = tirx.reinterpret(ACCUMULATE, exponent) + tirx.const(float(form.zero), ACCUMULATE)
+    return tirx.reinterpret(ACCUMULATE, bits | exponent) - leading
+
+
+def _uint32(value: int) -> tirx.IntImm:
+    return tirx.const(value, "uint32")
+
+
+def _group(vectors: WordVectors, chunk: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+    """Return the group of the word that a lane has."""
+    words = vectors.words_of_group
+    if words >= vectors.lanes:
+        return chunk // (words // vectors.lanes)
+    return chunk * (vectors.lanes // words) + lane // words
+
+
+def x_words(x: te.Tensor, vectors: WordVectors, height: int) -> te.Tensor:
+    """Add x in the order of fields, in float32, with zeros behind the last element.
+
+    The last row is repeated up to a multiple of `height`.
+    """
+    rows, k = x.shape
+    fields, lanes = vectors.form.fields, vectors.lanes
+    exact = vectors.words * fields == vectors.k
+
+    def element(i: tirx.Expr, c: tirx.Expr, f: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+        place = (c * lanes + lane) * fields + f
+        value = x(clamped(i, rows, height), place).astype(ACCUMULATE)
+        return value if exact else te.if_then_else(place < k, value, tirx.const(0.0, ACCUMULATE))
+
+    shape = (round_up(rows, height), vectors.chunks, fields, lanes)
+    return te.compute(int64(shape), element, "x_words")
+
+
+def accumulate_words(
+    x: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
+) -> te.Tensor:
+    """Add ``acc[p, i, j] = sum_k x[i, k] * weight(p, j, k)`` over `x_words`."""
+    vectors, (parts, n), index = padding.words, sizes, name.removeprefix("acc")
+    assert vectors is not None
+    form, lanes = vectors.form, vectors.lanes
+    rows, chunks, fields, _ = x.shape
+    columns = round_up(n, padding.columns)
+
+    def column(j: tirx.Expr) -> tirx.Expr:
+        return clamped(j, n, padding.columns)
+
+    def scale(p: tirx.Expr, j: tirx.Expr, chunk: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+        return weight(p, column(j), _group(vectors, chunk, lane), SCALES).astype(ACCUMULATE)
+
+    lane_scales = te.compute(int64((parts, columns, chunks, lanes)), scale, f"w_scales{index}")
+    f = te.reduce_axis((0, fields), "field")
+    part = te.compute(
+        int64((parts, rows, columns, chunks, lanes)),
+        lambda p, i, j, c, lane: te.sum(
+            x(i, c, f, lane) * field(form, weight(p, column(j), c * lanes + lane, WORDS), f), axis=f
+        ),
+        f"part{index}",
+    )
+    c = te.reduce_axis((0, chunks), "chunk")
+    lane_sums = te.compute(
+        int64((parts, rows, columns, lanes)),
+        lambda p, i, j, lane: te.sum(part(p, i, j, c, lane) * lane_scales(p, j, c, lane), axis=c),
+        f"lane{index}",
+    )
+    lane = te.reduce_axis((0, lanes), "lane")
+    return te.compute(
+        int64((parts, rows, columns)),
+        lambda p, i, j: te.sum(lane_sums(p, i, j, lane), axis=lane),
+        name,
+    )
+
+
+def unpacked_panels(
+    vectors: WordVectors, words: te.Tensor, scales: te.Tensor, name: str
+) -> te.Tensor:
+    """Add the panels that panels of words and scales hold, ``[panels, k, parts, width]``."""
+    panels, _, parts, width = words.shape
+    form = vectors.form
+
+    def element(panel: tirx.Expr, r: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        word = words(panel, r // form.fields, p, j)
+        return field(form, word, r % form.fields) * scales(panel, r // form.group, p, j)
+
+    return te.compute(int64((panels, vectors.k, parts, width)), element, name)

@@ -2,13 +2,34 @@
 
 The algorithm is FlashAttention's (Dao et al., 2022, https://arxiv.org/abs/2205.14135, algorithm 1,
 with the loop order of FlashAttention-2) on the online softmax of Milakov and Gimelshein (2018,
-https://arxiv.org/abs/1805.02867).  This module has the tile loop;
-:mod:`relax_fusion.compute.attention_blocks` holds what one tile does.
+https://arxiv.org/abs/1805.02867).  What one tile does, whose blocks
+`relax_fusion.dlight_rules.attention` schedules:
+
+::
+
+    tile(batch, kv_head, tile)              scratch: q_tile, kv_tile, scores, row_*, new_max, acc
+      q_load, row_init, acc_init
+      for each key block that the tile sees:
+        keys
+          [k_load]                       kv_tile = k
+          scores, mask                   (see `relax_fusion.compute.attention_scores`)
+          row_max -> max_init, max_lanes, max_fold*
+          exp                            scores = exp(scores - new_max)
+          row_sum -> sum_init, sum_lanes, sum_fold*
+          row_keep                       row_max = new_max
+          [v_load]                       kv_tile = v
+          values  -> values_init, values_dot, values_store
+      row_end, store
+
+Blocks named after an arrow are nested in the one before it; a CPU with few rows has none of those
+in brackets, and reads keys and values where they lie.  Within one block no scratch that
+threads share is read after it was written: TVM can put a barrier between two of these blocks, and
+not inside of one, where only some threads may be active.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -17,8 +38,20 @@ from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
 from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
-from .attention_blocks import TileEmitter
-from .attention_tile import Operands, int64, tile_shape
+from .attention_scores import Place, ScoreBlocks, Scores
+from .attention_softmax import OnlineSoftmax
+from .attention_tile import (
+    FLOAT,
+    Operands,
+    TileShape,
+    arrange,
+    block,
+    int64,
+    place_of,
+    scratch,
+    tile_shape,
+    zero,
+)
 from .reference import declare
 
 
@@ -91,3 +124,198 @@ def _tiles(work: Attention, plan: TilePlan, sizes: Sizes, operands: Operands) ->
                 lengths=(sizes.q_len, sizes.kv_len),
             )
             emitter.emit()
+
+
+Position = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
+
+
+class TileEmitter:
+    """Emits the body of one tile block, into the IR builder that is open.
+
+    Parameters
+    ----------
+    work : Attention
+        What is computed.
+    shape : TileShape
+        Sizes of the tile.
+    operands : Operands
+        The buffers of the function.
+    place : tuple of tirx.Var
+        Batch, key head and row tile of this block.
+    lengths : tuple of tirx.Expr
+        Numbers of query and of key positions.
+    """
+
+    def __init__(
+        self,
+        work: Attention,
+        shape: TileShape,
+        operands: Operands,
+        *,
+        place: tuple[tirx.Var, tirx.Var, tirx.Var],
+        lengths: tuple[tirx.Expr, tirx.Expr],
+    ) -> None:
+        """Allocate the scratch, in the block that is open."""
+        self.work, self.shape, self.operands = work, shape, operands
+        self.batch, self.kv_head, self.tile = place
+        self.group = int64(work.q_heads // work.kv_heads)
+        self.q_len, self.kv_len = lengths
+        rows, features = shape.rows, max(work.head_dim, work.v_dim)
+        self.q_tile = scratch("q_tile", (rows, work.head_dim), shape.stage_dtype)
+        self.kv_tile = None
+        if not shape.dot_lanes:  # keys and values are needed in turn, so they share one stage
+            self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
+        self.softmax = OnlineSoftmax(shape)
+        self.rules = Scores(work, operands, self.q_len, self.kv_len, shape.on_gpu)
+        self.dots = ScoreBlocks(shape, work.head_dim, self.rules)
+        # Each thread keeps its register tiles of the result from one key block to the next.
+        self.columns = work.v_dim // shape.reg_values
+        self.owned = rows // shape.reg_rows * self.columns
+        self.slots = -(-self.owned // shape.threads)
+        own = (self.slots, shape.threads, shape.reg_rows, shape.reg_values)
+        self.acc = scratch("acc", own)
+        self.first_key: tirx.Expr = int64(0)
+
+    def emit(self) -> None:
+        """Emit the whole tile."""
+        operands = self.operands
+        self._load_queries()
+        self.softmax.start(self._sink if operands.sinks is not None else None)
+        self._clear()
+        first, blocks = self._key_blocks()
+        with T.serial(blocks) as loop:
+            IRBuilder.name("kb", loop)
+            with T.sblock("keys"):
+                key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
+                IRBuilder.name("vkb", key_block)
+                self.first_key = (first + key_block) * int64(self.shape.keys)
+                self._load_kv("k", self.work.head_dim, self._k_at)
+                self.dots.emit(self.q_tile, self._key, self.softmax.scores, self._place)
+                self.softmax.advance()
+                self._load_kv("v", self.work.v_dim, self._v_at)
+                self._values()
+        self.softmax.finish()
+        self._store()
+
+    def _query(self, row: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+        """Return the query and the head of a row of the tile."""
+        row = self.tile * int64(self.shape.rows) + row
+        return row // self.group, self.kv_head * self.group + row % self.group
+
+    def _sink(self, row: tirx.Expr) -> tirx.Expr:
+        """Return the score that the softmax of a row has besides those of its keys."""
+        assert self.operands.sinks is not None
+        return self.operands.sinks[self._query(row)[1]].astype(FLOAT)
+
+    def _key_blocks(self) -> tuple[tirx.Expr, tirx.Expr]:
+        """Return the first key block that a row of this tile sees, and how many there are on."""
+        keys = int64(self.shape.keys)
+        last = self._query(int64(self.shape.rows - 1))[0]
+        last = tirx.min(last, self.q_len - int64(1))
+        first = self.rules.keys_begin(self._query(int64(0))[0]) // keys
+        end = (self.rules.keys_end(last) + keys - int64(1)) // keys
+        return first, end - first if self.work.window is None else tirx.max(end - first, int64(0))
+
+    def _load_queries(self) -> None:
+        work = self.work
+        with block("q_load", i=self.shape.rows, d=work.head_dim) as (i, d):
+            query, head = self._query(i)
+            at = place_of(work, "q", self.batch, query, head, d)
+            inside = query < self.q_len
+            T.buffer_store(self.q_tile, self._staged(inside, self.operands.q, at), [i, d])
+
+    def _staged(self, inside: tirx.Expr, source: tirx.Var, at: list[tirx.Expr]) -> tirx.Expr:
+        """Return an element as it is staged, 0 where it lies outside of its source."""
+        dtype = self.shape.stage_dtype
+        return tirx.if_then_else(inside, source[tuple(at)].astype(dtype), tirx.const(0, dtype))
+
+    def _load_kv(self, name: str, features: int, position: Position) -> None:
+        """Stage a block of keys or values; what lies past `kv_len` may be garbage and reads 0."""
+        if self.kv_tile is None:
+            return
+        with block(f"{name}_load", j=self.shape.keys, d=features) as (j, d):
+            key = self.first_key + j
+            at = place_of(self.work, name, self.batch, key, self.kv_head, d)
+            value = self._staged(key < self.kv_len, getattr(self.operands, name), at)
+            T.buffer_store(self.kv_tile, value, [position(j, d)])
+
+    def _key(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return a feature of a key of the block."""
+        return self._read("k", self._k_at, key, feature)
+
+    def _value(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return a feature of a value of the block."""
+        return self._read("v", self._v_at, key, feature)
+
+    def _read(self, name: str, position: Position, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return a staged element, or the one that lies in memory, of the last key past the end.
+
+        The score of a key past the end is hidden, whatever it is.
+        """
+        if self.kv_tile is not None:
+            return self.kv_tile[position(key, feature)].astype(FLOAT)
+        key = tirx.min(self.first_key + key, self.kv_len - int64(1))
+        at = place_of(self.work, name, self.batch, key, self.kv_head, feature)
+        return getattr(self.operands, name)[tuple(at)].astype(FLOAT)
+
+    def _k_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return where a key lies in the stage: transposed, so that neighbours are keys."""
+        return feature * int64(self.shape.keys) + key
+
+    def _v_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return where a value lies in the stage."""
+        return key * int64(self.work.v_dim) + feature
+
+    def _clear(self) -> None:
+        with block("acc_init", **self._own_axes(), **self._own_tile()) as at:
+            T.buffer_store(self.acc, zero(), at)
+
+    def _place(self, i: tirx.Expr, j: tirx.Expr) -> Place:
+        """Return which score stands at row `i` and column `j` of the tile."""
+        query, head = self._query(i)
+        return Place(self.batch, head, query, self.first_key + j)
+
+    def _own_axes(self) -> dict[str, int]:
+        return {"s": self.slots, "x": self.shape.threads}
+
+    def _own_tile(self) -> dict[str, int]:
+        return {"ii": self.shape.reg_rows, "ci": self.shape.reg_values}
+
+    def _own_place(self, slot: tirx.Expr, thread: tirx.Expr) -> tuple[tirx.Expr, ...]:
+        """Return first row, first column and validity of a register tile of the result."""
+        index = slot * self.shape.threads + thread
+        row = index // self.columns * self.shape.reg_rows
+        return row, index % self.columns * self.shape.reg_values, index < self.owned
+
+    def _values(self) -> None:
+        """Emit ``acc = acc * row_scale + scores @ v``."""
+        with block("values", **self._own_axes()) as (slot, thread):
+            _, _, owned = self._own_place(slot, thread)
+            if self.slots * self.shape.threads == self.owned:
+                self._values_tile(slot, thread)
+            else:
+                with T.If(owned), T.Then():
+                    self._values_tile(slot, thread)
+
+    def _values_tile(self, slot: tirx.Expr, thread: tirx.Expr) -> None:
+        row, column, _ = self._own_place(slot, thread)
+        tile = self._own_tile()
+        part = scratch("part", tuple(tile.values()), scope="local")
+        with block("values_init", **tile) as (ii, ci):
+            kept = self.acc[slot, thread, ii, ci] * self.softmax.row_scale[row + ii]
+            T.buffer_store(part, kept, [ii, ci])
+        with block("values_dot", J=self.shape.keys, **tile) as (j, ii, ci):
+            v = self._value(j, column + ci)
+            T.buffer_store(part, part[ii, ci] + self.softmax.scores[row + ii, j] * v, [ii, ci])
+        with block("values_store", **tile) as (ii, ci):
+            T.buffer_store(self.acc, part[ii, ci], [slot, thread, ii, ci])
+
+    def _store(self) -> None:
+        work = self.work
+        with block("store", **self._own_axes(), **self._own_tile()) as (s, x, ii, ci):
+            first, column, owned = self._own_place(s, x)
+            query, head = self._query(first + ii)
+            value = self.acc[s, x, ii, ci] / self.softmax.row_scale[first + ii]
+            at = arrange(work.out_layout, self.batch, query, head, column + ci)
+            with T.If(tirx.And(owned, query < self.q_len)), T.Then():
+                T.buffer_store(self.operands.out, value.astype(work.out_dtype), at)

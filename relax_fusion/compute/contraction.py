@@ -12,7 +12,7 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels)
 ``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32
-                (of packed weights: see :mod:`relax_fusion.compute.words`)
+                (of packed weights: see :mod:`relax_fusion.compute.accumulation`)
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32 (int32 of
                                                             integers)
 ``out{i}``      its epilogue                                [rows, n], out_dtype
@@ -38,7 +38,7 @@ from ..estimator.families.matmuls import SCALAR_FAMILIES
 from ..estimator.families.words import word_vectors
 from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, Projection, WeightLayout
-from .accumulation import accumulate, tiles_of
+from .accumulation import accumulate, tiles_of, x_words
 from .activations import ACCUMULATE, activate
 from .rope import in_order, rotated_projection
 from .stages import (
@@ -54,7 +54,6 @@ from .stages import (
     stack_parts,
     stepped,
 )
-from .words import x_words
 
 
 def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool) -> tirx.PrimFunc:

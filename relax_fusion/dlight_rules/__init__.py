@@ -1,20 +1,14 @@
 """Schedule rules: ours for what the passes emit, and safe ones for everything else."""
 
 from .apply import ScheduleKernels
-from .fused import AttentionRule, ChainRule, ContractionRule
+from .fused import FusedRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
 from .norms import NormRule, RowSumRule
 
-ForeignMatmulRule = GenericMatmulRule
-"""The name that `GenericMatmulRule` had before."""
-
 __all__ = [
-    "AttentionRule",
     "CPUSpatialRule",
-    "ChainRule",
-    "ContractionRule",
-    "ForeignMatmulRule",
+    "FusedRule",
     "GenericMatmulRule",
     "NormRule",
     "RowSumRule",

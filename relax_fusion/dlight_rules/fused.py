@@ -27,15 +27,7 @@ from ..hardware.target import device_of, is_gpu
 from ..transforms.fixed_arguments import Fixed
 from ..tvm_ir import structural_equal
 from ..validation import shown
-from ..workload import (
-    Attention,
-    Chain,
-    DynamicDim,
-    GatedFFN,
-    Graph,
-    NormMatmul,
-    Workload,
-)
+from ..workload import DynamicDim, Graph, Workload
 from .safe_rule import SCHEDULE_ERRORS, SafeRule, first_line
 from .tensor_cores.dependent import waiting_first
 
@@ -55,12 +47,10 @@ class FusedRule(SafeRule):
     declines when: an emitter cannot make the kernels of a plan.
     """
 
-    takes: tuple[type, ...] = ()
-
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the scheduled function, or None where it is not this rule's."""
         described = description(func)
-        if described is None or not isinstance(described[0], self.takes):
+        if described is None:
             return None
         work, table = described
         if not _fits(func, work.graph):
@@ -73,24 +63,6 @@ class FusedRule(SafeRule):
             return Decline(Reason.SCHEDULE, str(err))
         made = made.without_attr("global_symbol").with_attrs(dict(func.attrs))
         return s_tir.Schedule(made, enable_check=False)
-
-
-class ContractionRule(FusedRule):
-    """`FusedRule` of norms, matmuls and gated pairs."""
-
-    takes = (NormMatmul, GatedFFN)
-
-
-class AttentionRule(FusedRule):
-    """`FusedRule` of attention."""
-
-    takes = (Attention,)
-
-
-class ChainRule(FusedRule):
-    """`FusedRule` of chains of any kind."""
-
-    takes = (Chain,)
 
 
 def _fits(func: tirx.PrimFunc, graph: Graph) -> bool:

@@ -17,9 +17,8 @@ from ..report.sizes import Extent, renamed
 from ..transforms.modules import functions_of
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
-from .functions import function_item
 from .graphs import kind_of, products_of, storage_of
-from .operators import COUNTED, arrays_of, extent, operator_item, tensors_of
+from .operators import COUNTED, arrays_of, extent, function_item, operator_item, tensors_of
 from .record_graph import KERNELS, OUTSIDE
 
 

@@ -1,19 +1,17 @@
-"""RecordGraph and RecordSources: what a function runs, and its kernels' text, for a report."""
+"""RecordGraph: what each function runs, binding by binding, for a report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import prod
 
 import tvm
 from tvm import ir, relax, tirx
 
-from ..estimator.tile_plan import PLAN_ATTR
 from ..matching.expressions import found_in, loads_of, substitute
 from ..matching.pattern import is_call
-from ..report.material import FunctionGraph, Node, Source, Text
+from ..report.material import FunctionGraph, Node
 from ..transforms.modules import functions_of
 from ..tvm_ir import Analyzer, TensorLoad
 from .operators import COUNTED, operator_item
@@ -59,35 +57,6 @@ class RecordGraph:
             limits = tuple(limits_of(func, self.bounds).items())
             self.graphs.append(FunctionGraph(gvar.name_hint, nodes, symbols, limits))
         return mod
-
-
-@tvm.transform.module_pass(opt_level=0, name="RecordSources")
-@dataclass(frozen=True)
-class RecordSources:
-    """Record where the TVMScript of PrimFuncs comes from; the module stays as it is.
-
-    Loops that wait for a back end to emit kernels in their place are no kernel's text.
-
-    Parameters
-    ----------
-    sources : list of Source
-        Gets one for each other PrimFunc; its text is written when it is asked for.
-    """
-
-    sources: list[Source]
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Look at every PrimFunc of `mod`, and return it."""
-        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
-            attrs = func.attrs or {}
-            if bool(attrs.get("tirx.is_scheduled", 0)) or PLAN_ATTR not in attrs:
-                name = gvar.name_hint
-                self.sources.append(Source(name, partial(_script, name, func)))
-        return mod
-
-
-def _script(name: str, func: tirx.PrimFunc) -> list[Text]:
-    return [Text(name, "TVMScript", func.script(show_meta=False))]
 
 
 def _nodes(mod: ir.IRModule, func: relax.Function, sizes: Sizes) -> Iterator[Node]:

@@ -12,9 +12,8 @@ from tvm import ir, tirx
 from ..transforms.modules import KERNELS_ATTR
 from ..tvm_ir import IRBuilder, SBlock, SBlockRealize, T, structural_map
 from .arguments import Part, TensorMap, Workspace, scalar
-from .branches import PLACE, Branch, Launch, every_launch
+from .branches import PLACE, Branch, Buffer, Launch, Memory, every_launch
 from .kernel import CompiledKernel
-from .memory import Buffer, Memory
 
 
 class _Own:

@@ -25,8 +25,7 @@ from tvm import ir, relax, tirx
 from ..tvm_ir import Analyzer, structural_map, structural_walk
 from .arguments import TensorMap, Workspace, is_number
 from .body import write
-from .branches import Branch, Others, every_launch, with_others
-from .memory import Memory, shared_workspaces
+from .branches import Branch, Memory, Others, every_launch, shared_workspaces, with_others
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ safetensors files, and ``Generator`` or ``Encoder`` runs what ``tvm.compile`` ma
 
 from __future__ import annotations
 
-from .config import BertConfig, Config, GPT2Config, LlamaConfig, config_from_dict, load_config
-from .errors import (
+from ..errors import (
     CheckpointFileError,
     ConfigError,
     ContextOverflowError,
@@ -24,6 +23,7 @@ from .errors import (
     UnsupportedFeatureError,
     WeightsError,
 )
+from .config import BertConfig, Config, GPT2Config, LlamaConfig, config_from_dict, load_config
 from .export import ExportedModel, ParamSpec, export
 from .rope import RopeScaling
 from .session import Encoder, Generator

@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, InstanceOf
 
+from ..errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from ..validation import Count, Natural, check, read, shown
 from .decoders import ARCHITECTURES, MODEL_TYPES, decoder_fields
-from .errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from .rope import Positive, RopeScaling
 
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import shown
-from .errors import ConfigError, UnsupportedFeatureError
 from .rope import RopeScaling
 
 Data = Mapping[str, Any]

@@ -11,14 +11,13 @@ from tvm.ir import IRModule
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import spec
 
-from ..errors import QuantizationError
+from ..errors import ConfigError, QuantizationError
 from ..quantization import Quantization
 from ..quantization import quantization as quantization_of
 from ..validation import MAX_INT32, MOST_ELEMENTS, plain, shown
 from ..workload import Packed
 from . import bert, gpt2, llama
 from .config import BertConfig, Config
-from .errors import ConfigError
 from .layers import DTYPES, FORM, WHOLE, Recipe, quantized
 
 _FAMILIES: dict[str, tuple[ModuleType, type[nn.Module]]] = {

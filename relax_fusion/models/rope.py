@@ -17,8 +17,8 @@ from pydantic import Field
 from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
 
+from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import Count, check, read, shown
-from .errors import ConfigError, UnsupportedFeatureError
 from .layers import in_float32, slice_rows
 
 Positive = Annotated[float, Field(gt=0)]

@@ -1,19 +1,90 @@
-"""Running a compiled model: the weights, the caches and the position, in one object."""
+"""Running a compiled model: its weights, caches and position, with checks of what it is given."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tvm
+from tvm import relax
 
+from ..errors import ContextOverflowError, InputError, ModelError
 from ..validation import MAX_INT32, plain, shown
 from .config import BertConfig
-from .errors import ContextOverflowError, InputError, ModelError
 from .export import ExportedModel
-from .session_checks import array, check_exported, checked_device, checked_weight, finite, machine
 from .threads import use_all_cores
+from .weights import NotFiniteWarning
+
+
+def check_exported(exported: Any) -> None:
+    """Refuse what is no description of a model."""
+    if not isinstance(exported, ExportedModel):
+        raise InputError(f"exported is {shown(exported)}; must be what export returned")
+
+
+def checked_device(device: Any) -> tvm.runtime.Device:
+    """Return the device to run on, if there is such a one."""
+    if device is None:
+        return tvm.cpu()
+    if not isinstance(device, tvm.runtime.Device):
+        raise InputError(f"device is {shown(device)}; must be a tvm.runtime.Device")
+    if not device.exist:
+        raise InputError(f"device is {shown(device)}, which TVM does not find here")
+    return device
+
+
+def machine(
+    compiled: Any, exported: ExportedModel, device: tvm.runtime.Device
+) -> relax.VirtualMachine:
+    """Return the virtual machine that runs the functions of the model."""
+    try:
+        made = relax.VirtualMachine(compiled, device)
+    except (ValueError, TypeError, AttributeError) as err:
+        raise InputError(
+            f"compiled is {shown(compiled)}; must be what tvm.compile returned, or a library"
+        ) from err
+    for name in exported.functions:
+        try:
+            made[name]
+        except (AttributeError, LookupError) as err:
+            raise InputError(f"compiled has no function {name!r}; was it of this model?") from err
+    return made
+
+
+def array(values: Any, what: str) -> np.ndarray:
+    """Return `values` as an array of NumPy's."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise InputError(f"{what} are {shown(values)}; must be an array ({err})") from err
+
+
+def finite(logits: np.ndarray) -> np.ndarray:
+    """Warn of logits by which no token can be chosen: the largest of NaN is the first."""
+    if not np.isfinite(logits).all():
+        warnings.warn(
+            "the model's logits hold NaN or infinities; look at its weights",
+            NotFiniteWarning,
+            stacklevel=4,
+        )
+    return logits
+
+
+def checked_weight(value: Any, position: int, exported: ExportedModel) -> np.ndarray:
+    """Return a weight if it is the one that stands at `position`."""
+    if position >= len(exported.params):
+        raise InputError(f"the model takes {len(exported.params)} weights, got more")
+    param = exported.params[position]
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"the weight {param.name!r} is {shown(value)}; must be a NumPy array")
+    if value.shape != param.shape or str(value.dtype) != param.dtype:
+        raise InputError(
+            f"the weight {param.name!r} must be {param.dtype} {list(param.shape)}, got "
+            f"{value.dtype} {list(value.shape)}"
+        )
+    return value
 
 
 class _Runner:

@@ -14,11 +14,16 @@ import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16", which safete
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..errors import QuantizationError
+from ..errors import (
+    CheckpointFileError,
+    MissingTensorError,
+    QuantizationError,
+    TensorShapeError,
+    WeightsError,
+)
 from ..files import check_regular, read_file
 from ..quantization import pack
 from ..validation import shown
-from .errors import CheckpointFileError, MissingTensorError, TensorShapeError, WeightsError
 from .export import ExportedModel, ParamSpec
 
 SINGLE = "model.safetensors"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ..errors import ConfigError
 from .config import Config, config_from_dict
-from .errors import ConfigError
 
 _LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}

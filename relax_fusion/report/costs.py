@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..errors import Decline, RelaxFusionError
 from ..estimator import AttentionSize, Prediction, Size, choose, predict
@@ -18,9 +18,6 @@ from ..hardware import DeviceSpec
 from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
 from .item import Item
 from .sizes import Values, value_of
-
-if TYPE_CHECKING:
-    pass
 
 Limit = Literal["memory", "compute", "launch"]
 LIMITS: tuple[Limit, ...] = ("memory", "compute", "launch")

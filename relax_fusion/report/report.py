@@ -15,7 +15,7 @@ from .decision import Decision, LeftOut, Scheduling
 from .item import Item
 from .material import Material
 from .record import record_of
-from .text import report_text
+from .tables import report_text
 
 
 @dataclass

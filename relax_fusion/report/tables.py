@@ -6,16 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from textwrap import wrap
-from typing import TypeVar
+from textwrap import indent, wrap
+from typing import TYPE_CHECKING, TypeVar
 
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..estimator.shape import box_sizes
 from ..validation import printable
+from ..workload import Graph
 from .calls import Call
 from .coverage import Coverage, Leftover
 from .decision import Decision, LeftOut, Scheduling
 from .sizes import sizes_text
+
+if TYPE_CHECKING:
+    from .report import Report
+
 
 WIDTH = 120
 """A line of a title has so many characters, and one of a narrow table."""
@@ -249,3 +254,52 @@ def calls_table(calls: Sequence[Call], every: bool = False) -> Table:
         "the fused chains, launched apart; TVM's default is not predicted: bench measures it)"
     )
     return Table(title, rows)
+
+
+def report_text(
+    report: Report,
+    width: int | None = None,
+    *,
+    every: bool = False,
+    coverage: bool = False,
+    graphs: bool = False,
+) -> str:
+    """Return the tables of a report.
+
+    Parameters
+    ----------
+    report : Report
+        What is told.
+    width : int, optional
+        Characters of a line, beyond which cells go on below.
+    every : bool
+        Tell all ranges and tiles, and what one pass declined and another took.
+    coverage, graphs : bool
+        Tell how much is in kernels of ours, and what each of them computes.
+    """
+    lost = report.declined
+    tables = [left_out_table(report.left_out), fused_table(report.fused, every)]
+    tables += [validation_table(report.fused), declined_table(lost)]
+    if every:
+        others = [d for d in report.decisions if not d.fused and d not in lost]
+        title = "Declined by one pass, taken by a kernel of another"
+        tables.append(declined_table(others, title))
+    tables += [leftovers_table(report.leftovers), schedules_table(report.schedules, every)]
+    tables += [coverage_table(report.coverage)] if coverage else []
+    parts = [each.text(width) for each in tables]
+    parts += ["What each kernel computes\n\n" + graphs_text(report.fused)] if graphs else []
+    parts.append(calls_table(report.calls, every).text(width))
+    found = [part for part in parts if part] or ["no chain of any pattern was found"]
+    return "\n\n".join(found)
+
+
+def graphs_text(decisions: Sequence[Decision]) -> str:
+    """Return what each kernel computes, statement by statement, under its name."""
+    graphs = {d.kernel: d.workload.graph for d in decisions if d.workload is not None}
+    return "\n\n".join(f"{name}\n{_picture(graph)}" for name, graph in graphs.items())
+
+
+def _picture(graph: Graph) -> str:
+    lines = ["reads " + ", ".join(map(str, graph.inputs)), *str(graph).splitlines()]
+    lines.append("returns " + ", ".join(map(str, graph.outputs)))
+    return indent("\n".join(lines), "  ")

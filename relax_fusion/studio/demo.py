@@ -27,6 +27,7 @@ from ..report import Report
 from ..report.tables import table
 from ..timing import timed
 from .measure import Session, compare, decoded, tokens
+from .report_page import fold_layers
 
 PROMPT = 16
 """The tokens of a prompt, of which torch and ours are timed."""
@@ -251,10 +252,15 @@ def _agreement(c: Comparison) -> str:
     )
 
 
+def _one_layer(names: Sequence[str]) -> Sequence[str]:
+    start, length, _ = fold_layers(names)
+    return names[start : start + length]
+
+
 def _layer(c: Comparison) -> str:
     """Show the operators of a layer, and the kernels that take their place."""
     kernels = next((made.kernels for made in c.report.launches if made.function == "decode"), ())
-    before, after = repeated(c.operators), repeated(kernels)
+    before, after = _one_layer(c.operators), _one_layer(kernels)
     lines = [f"One layer of {c.name}, a token at a time:"]
     for when, names in (("before", before), ("after", after)):
         what = f"  {when}, {len(names)} {'operators' if when == 'before' else 'kernels'}: "
@@ -264,13 +270,3 @@ def _layer(c: Comparison) -> str:
             )
         )
     return "\n".join(lines)
-
-
-def repeated(names: Sequence[str]) -> Sequence[str]:
-    """Return the longest stretch that comes twice in a row: of layers that are alike, one."""
-    for length in range(len(names) // 2, 0, -1):
-        for first in range(len(names) - 2 * length + 1):
-            middle = first + length
-            if names[first:middle] == names[middle : middle + length]:
-                return names[first:middle]
-    return ()

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..cli.artifact import check_written, write_page
 from ..cli.console import Console
-from ..cli.page import check_written, write_page
 from ..report import Text
 from ..report.tables import Table, seconds_text
 from ..report.text_changes import changes

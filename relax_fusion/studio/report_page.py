@@ -17,13 +17,13 @@ from ..report.tables import (
     calls_table,
     coverage_table,
     declined_table,
+    graphs_text,
     left_out_table,
     schedules_table,
     seconds_text,
     size_text,
     tile_text,
 )
-from ..report.text import graphs_text
 from .html import Content, Html, fold, joined, link, page, rows_of, tag, text_block, titled
 from .measured import measured_parts, ratio_text
 from .remedies import remedy, remedy_of_leftover

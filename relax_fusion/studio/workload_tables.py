@@ -12,9 +12,8 @@ from ..estimator import format_seconds
 from ..hardware import DeviceSpec
 from ..report import Item, Product, Table
 from ..report.costs import FunctionCost
-from ..report.sizes import Extent, sizes_text, value_of
+from ..report.sizes import Extent, SizeRange, sizes_text, value_of
 from ..report.tables import table
-from .sizes import Points
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,25 @@ class DeviceCosts:
             "dtype": self.dtype,
             "functions": [cost.to_record() for cost in self.costs],
         }
+
+
+@dataclass(frozen=True)
+class Points:
+    """The values at which one function is counted.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    ranges : dict of str to SizeRange
+        Values that were given, by the names of sizes.
+    values : list of dict
+        Every combination, those of sizes that nobody gave among them.
+    """
+
+    function: str
+    ranges: Mapping[str, SizeRange]
+    values: list[dict[str, int]]
 
 
 def product_cells(item: Item, values: Sequence[Mapping[str, int]]) -> tuple[str, str, str, str]:

@@ -14,8 +14,7 @@ from ..launch.arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
 from ..launch.kernel import ALIGNMENT
 from ..tvm_ir import structural_equal
 from ..workload.dtypes import STORED_BYTES
-from .kernel import CONSTEXPR, KernelOptions, KernelSource
-from .named_tuples import fields
+from .kernel import CONSTEXPR, KernelOptions, KernelSource, flat_fields
 
 _TRITON_DTYPES = {
     **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
@@ -130,7 +129,7 @@ def specialize(
             types[p.name] = CONSTEXPR
             constants.setdefault(p.name, p.default)
             continue
-        for name, value in fields(p.name, args[p.name]).items():
+        for name, value in flat_fields(p.name, args[p.name]).items():
             passed[name] = value
             what = f"{function.__name__}: argument {name!r}"
             if isinstance(value, tl.constexpr):

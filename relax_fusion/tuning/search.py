@@ -11,9 +11,9 @@ import tvm
 from tvm import ir
 from tvm.target import Target
 
+from ..entry import check_module
 from ..errors import TuningError
 from ..estimator.database import Database
-from ..given import check_module
 from ..hardware.target import device_of
 from ..options import PipelineOptions, make_options
 from ..pipeline import phase0_annotate, phase1_fuse

@@ -18,7 +18,7 @@ import pytest
 
 from relax_fusion import PATTERNS, QUANTIZATIONS, options
 from relax_fusion.canonical import CANONICAL
-from relax_fusion.cli import choices, main
+from relax_fusion.cli import argument_types, main
 from relax_fusion.cli.console import Console
 from relax_fusion.mlc.__main__ import _failed as mlc_failed
 from relax_fusion.models import layers, zoo
@@ -133,12 +133,12 @@ def test_help_waits_for_nothing_and_no_command_for_torch() -> None:
 
 
 def test_what_the_parser_knows_by_name_is_all_that_there_is() -> None:
-    assert get_args(options.Backend) == choices.BACKENDS
-    assert choices.DTYPES == layers.DTYPES
-    assert (*zoo.CONFIGS,) == choices.MODELS
-    assert (*CANONICAL, *PATTERNS) == choices.PASSES
-    assert choices.PLANS == contests.MOST
-    assert (*QUANTIZATIONS,) == choices.QUANTIZATIONS
+    assert get_args(options.Backend) == argument_types.BACKENDS
+    assert argument_types.DTYPES == layers.DTYPES
+    assert (*zoo.CONFIGS,) == argument_types.MODELS
+    assert (*CANONICAL, *PATTERNS) == argument_types.PASSES
+    assert argument_types.PLANS == contests.MOST
+    assert (*QUANTIZATIONS,) == argument_types.QUANTIZATIONS
 
 
 def test_no_other_module_is_a_program() -> None:

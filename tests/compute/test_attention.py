@@ -15,7 +15,7 @@ from tvm.runtime import tensor
 
 from relax_fusion.compute import attention_prim_func, build_prim_func, description
 from relax_fusion.compute.activations import tanh
-from relax_fusion.dlight_rules import AttentionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
 from relax_fusion.errors import LoweringError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
@@ -62,7 +62,7 @@ def run(func: tirx.PrimFunc, case: Case) -> None:
 
 def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Apply the rule for this machine."""
-    return AttentionRule().apply(func, host_target(), False).mod["main"]
+    return FusedRule().apply(func, host_target(), False).mod["main"]
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)

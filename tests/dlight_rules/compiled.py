@@ -6,7 +6,7 @@ import tvm
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.tensor_cores.dependent import launched_early
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.transforms.fixed_arguments import FIXED_ATTR, Fixed
@@ -44,6 +44,6 @@ def compiled(
     target = target or cuda()
     noted = HostCode()
     with tvm.transform.PassContext(instruments=[noted]):
-        made = ContractionRule().apply(func, target, False).mod["main"]
+        made = FusedRule().apply(func, target, False).mod["main"]
         library = tvm.compile(launched_early(made, target), target=target)
     return library.mod.imports[0].inspect_source(), noted.text

@@ -13,7 +13,7 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import AttentionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import Decline
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
@@ -62,7 +62,7 @@ def cuda() -> Target:
 def cuda_source(work: Attention, table: PlanTable, target: Target | None = None) -> str:
     """Schedule and cross-compile `work`, and return its device code."""
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    schedule = AttentionRule().apply(func, target or cuda(), False)
+    schedule = FusedRule().apply(func, target or cuda(), False)
     library = tvm.compile(schedule.mod, target=target or cuda())
     return library.mod.imports[0].inspect_source()
 
@@ -121,7 +121,7 @@ def call_module(case: Case, table: PlanTable) -> tvm.IRModule:
 def test_through_relax(name: str) -> None:
     case = BY_NAME[name]
     with host_target():
-        module = dlight.ApplyDefaultSchedule(AttentionRule())(call_module(case, CPU_PLAN))
+        module = dlight.ApplyDefaultSchedule(FusedRule())(call_module(case, CPU_PLAN))
     assert module["attention"].attrs["tirx.is_scheduled"] == 1
     vm = machine(quickly(module))
     arrays = case.inputs()
@@ -133,7 +133,7 @@ def test_through_relax(name: str) -> None:
 @pytest.mark.parametrize("name", ["cache", "dynamic_2x16x64"])
 def test_cuda_through_relax(name: str) -> None:
     with cuda():
-        module = dlight.ApplyDefaultSchedule(AttentionRule())(call_module(BY_NAME[name], GPU_PLAN))
+        module = dlight.ApplyDefaultSchedule(FusedRule())(call_module(BY_NAME[name], GPU_PLAN))
     executable = tvm.compile(module, target=cuda())
     devices = [m for m in executable.mod.imports[0].imports if m.kind == "cuda"]
     assert len(kernels(devices[0].inspect_source())) == 1
@@ -141,7 +141,7 @@ def test_cuda_through_relax(name: str) -> None:
 
 def test_cpu_schedule() -> None:
     func = build_prim_func(BASE, CPU_PLAN)
-    text = AttentionRule().apply(func, host_target(), False).mod.script()
+    text = FusedRule().apply(func, host_target(), False).mod.script()
     assert text.count("T.parallel(") == 1
     assert "T.vectorized(T.int64(16))" in text
     assert "thread_binding" not in text and '"shared"' not in text
@@ -213,12 +213,12 @@ def test_divergence_is_noticed() -> None:
 
 def test_declines_other_functions() -> None:
     func = build_prim_func(BASE, CPU_PLAN)
-    assert AttentionRule().apply(func.without_attr(PLAN_ATTR), host_target(), False) is None
+    assert FusedRule().apply(func.without_attr(PLAN_ATTR), host_target(), False) is None
     for attrs in ("something else", "3", "[]", '{"kind": "Attention"}'):
         other = func.with_attr("relax_fusion.workload", attrs)
-        assert AttentionRule().attempt(other, host_target()) is None
+        assert FusedRule().attempt(other, host_target()) is None
     for plans in (3, [1], [{"upto": {}}]):
-        assert AttentionRule().attempt(func.with_attr(PLAN_ATTR, plans), host_target()) is None
+        assert FusedRule().attempt(func.with_attr(PLAN_ATTR, plans), host_target()) is None
 
 
 @pytest.mark.parametrize("table", [CPU_PLAN, GPU_PLAN], ids=["cpu", "gpu"])
@@ -229,15 +229,15 @@ def test_declines_another_body_under_its_attributes(table: PlanTable) -> None:
     for name in ("relax_fusion.workload", PLAN_ATTR):
         other = other.with_attr(name, described[name])
     target = host_target() if table is CPU_PLAN else cuda()
-    assert isinstance(AttentionRule().attempt(other, target), Decline)
-    assert AttentionRule().apply(other, target, False) is None
+    assert isinstance(FusedRule().attempt(other, target), Decline)
+    assert FusedRule().apply(other, target, False) is None
 
 
 def test_a_plan_for_the_wrong_machine_is_declined() -> None:
     def reason(table: PlanTable, target: Target) -> str:
         func = build_prim_func(BASE, table)
-        assert AttentionRule().apply(func, target, False) is None
-        return AttentionRule().attempt(func, target).detail
+        assert FusedRule().apply(func, target, False) is None
+        return FusedRule().attempt(func, target).detail
 
     assert "there is 'cpu_attention' for Attention on a cpu" in reason(GPU_PLAN, host_target())
     assert "family is 'cpu_attention', there is 'attention'" in reason(CPU_PLAN, cuda())
@@ -247,5 +247,5 @@ def test_a_plan_for_the_wrong_machine_is_declined() -> None:
 
 def test_decode_runs_heads_in_parallel() -> None:
     work = replace(BASE, batch=1, q_len=1, q_heads=16, kv_heads=8)
-    text = AttentionRule().apply(build_prim_func(work, CPU_PLAN), host_target(), False).mod.script()
+    text = FusedRule().apply(build_prim_func(work, CPU_PLAN), host_target(), False).mod.script()
     assert re.search(r"in T\.parallel\(T\.int64\(8\)\)", text)

@@ -12,7 +12,7 @@ from tvm import te
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
@@ -50,7 +50,7 @@ def ranges(work: Work, gpu: bool) -> PlanTable:
 
 def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    return loaded(quickly(ContractionRule().apply(func, HOST, False).mod))
+    return loaded(quickly(FusedRule().apply(func, HOST, False).mod))
 
 
 def check(case: Case, library: tvm.runtime.Module) -> None:
@@ -95,7 +95,7 @@ def test_the_check_notices_an_error() -> None:
 
 def cuda_source(work: Work, table: PlanTable) -> str:
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())
+    library = tvm.compile(FusedRule().apply(func, cuda(), False).mod, target=cuda())
     return library.mod.imports[0].inspect_source()
 
 
@@ -179,7 +179,7 @@ def test_neighbouring_blocks_share_their_columns() -> None:
     work = replace(BASE, rows=128, outputs=(replace(BASE.outputs[0], n=64),))
     plan = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4, family="fma_tiles")
     func = build_prim_func(work, PlanTable.single(plan))
-    text = ContractionRule().apply(func, cuda(), False).mod.script()
+    text = FusedRule().apply(func, cuda(), False).mod.script()
     assert 'T.thread_binding(T.int64(8), thread="blockIdx.x")' in text
     assert 'T.thread_binding(T.int64(2), thread="blockIdx.y")' in text
 
@@ -194,4 +194,4 @@ def test_other_functions_are_left_alone() -> None:
         func.with_attr("relax_fusion.workload", "something else"),
     ):
         for target in (HOST, cuda()):
-            assert ContractionRule().apply(other, target, False) is None
+            assert FusedRule().apply(other, target, False) is None

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
 from relax_fusion.estimator.families.panels import PanelPlan
 from relax_fusion.estimator.tile_plan import PlanTable
@@ -71,7 +71,7 @@ def assembly(work: Work, name: str) -> str:
     target = Target({"kind": "llvm", **options})
     table = PlanTable.single(panels(work, reg, lanes))
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    scheduled = ContractionRule().apply(func, target, False).mod["main"]
+    scheduled = FusedRule().apply(func, target, False).mod["main"]
     library = tvm.compile(tvm.IRModule({"main": with_vector_math(scheduled)}), target=target)
     return library.mod.inspect_source("asm")
 

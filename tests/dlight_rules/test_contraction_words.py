@@ -14,7 +14,7 @@ from tvm.sym import Analyzer
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu import contraction
 from relax_fusion.dlight_rules.cpu.field_lookup import looks_up
 from relax_fusion.estimator.families.panels import PanelPlan
@@ -137,7 +137,7 @@ TARGETS = {
 def assembly(work: Work, plan: TilePlan, name: str) -> str:
     target = Target({"kind": "llvm", **TARGETS[name][0]})
     func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
-    library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
+    library = tvm.compile(FusedRule().apply(func, target, False).mod, target=target)
     return library.mod.inspect_source("asm")
 
 
@@ -208,7 +208,7 @@ def test_requests_are_for_the_next_in_the_order_of_tiles(k: int, column: int, ch
     work = NormMatmul(1, k, (projection(64),), None, "float32", "float32")
     func = build_prim_func(work, PlanTable.single(words(work, (1, 2), 16, 16)))
     target = Target({"kind": "llvm", **TARGETS["skylake-avx512"][0]})
-    scheduled = ContractionRule().apply(func, target, False).mod["main"]
+    scheduled = FusedRule().apply(func, target, False).mod["main"]
     calls = [c for c in found_in(scheduled.body, ir.Call) if c.op.name == "tirx.prefetch"]
     loads = [call.args[0].args[0] for call in calls]
     start = {var: tirx.IntImm("int64", 0) for load in loads for var in variables_of(load)}

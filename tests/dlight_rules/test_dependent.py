@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule, ScheduleKernels
+from relax_fusion.dlight_rules import FusedRule, ScheduleKernels
 from relax_fusion.dlight_rules.tensor_cores.dependent import LAUNCH_PARAMS
 from relax_fusion.estimator import candidates, footprint
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
@@ -95,10 +95,10 @@ def test_of_several_weights_all_must_be_fixed() -> None:
     for known, early in (("w0", True), ("x gamma", False), ("x gamma w0", True)):
         fixed = Fixed(tuple(name in known.split() for name in names), leads=False)
         marked = func.with_attr(FIXED_ATTR, fixed.to_attr())
-        made = ContractionRule().apply(marked, cuda(), False).mod["main"].script()
+        made = FusedRule().apply(marked, cuda(), False).mod["main"].script()
         assert (made.count(CALL.format("wait")) == 1) == early
     leading = func.with_attr(FIXED_ATTR, Fixed((True,) * 3, leads=True).to_attr())
-    made = ContractionRule().apply(leading, cuda(), False).mod["main"].script()
+    made = FusedRule().apply(leading, cuda(), False).mod["main"].script()
     assert made.count(CALL.format("wait")) == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.tensor_cores.few_rows_kernel import FewRowsKernel
 from relax_fusion.dlight_rules.tensor_cores.few_rows_ring import Launch
 from relax_fusion.estimator import candidates, choose, footprint, predict, violations
@@ -54,7 +54,7 @@ def small_plans(work: Work) -> list[TilePlan]:
 def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     """Return the results of a case, by its kernels on numpy."""
     func = build_prim_func(case.work, PlanTable.single(plan))
-    func = ContractionRule().apply(func, cuda(), False).mod["main"]
+    func = FusedRule().apply(func, cuda(), False).mod["main"]
     inputs = [array.copy().reshape(-1) for array in case.inputs().values()]
     shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]
     results = [np.full(np.prod(shape), np.nan, dtype) for shape, dtype in shapes]

@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir
 
 from relax_fusion.compute import build_prim_func, contraction_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
 from relax_fusion.estimator import candidates, footprint, violations
@@ -152,7 +152,7 @@ def test_every_tile_has_one_block(tiles: tuple[int, int]) -> None:
 def source_and_host(work: Work, plan: TilePlan, target: tvm.target.Target) -> tuple[str, str]:
     """Return the CUDA source, and the code that launches it."""
     func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
-    library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
+    library = tvm.compile(FusedRule().apply(func, target, False).mod, target=target)
     return library.mod.imports[0].inspect_source(), library.mod.inspect_source("ll")
 
 
@@ -202,7 +202,7 @@ def test_all_plans_of_a_gated_pair_are_emitted() -> None:
     assert len(found) > 30
     for plan in found[:: len(found) // 6]:
         func = build_prim_func(work, PlanTable.single(plan))
-        assert isinstance(ContractionRule().apply(func, cuda(), False), s_tir.Schedule)
+        assert isinstance(FusedRule().apply(func, cuda(), False), s_tir.Schedule)
 
 
 def test_ranges_mix_dot_products_and_tensor_cores() -> None:
@@ -210,7 +210,7 @@ def test_ranges_mix_dot_products_and_tensor_cores() -> None:
     dots = next(p for p in candidates(work, device_of(cuda()), "tir") if p.block_m == 1)
     table = PlanTable(((1, dots), (None, plans(work)[0])))
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())
+    library = tvm.compile(FusedRule().apply(func, cuda(), False).mod, target=cuda())
     found = kernels(library.mod.imports[0].inspect_source())
     assert sum("mma_sync" in kernel for kernel in found) == 1
     assert sum("__shfl_down_sync" in kernel for kernel in found) == 2  # a norm, and the products

@@ -17,9 +17,8 @@ from tvm.target import Target
 
 from relax_fusion import host_target
 from relax_fusion.dlight_rules import (
-    AttentionRule,
-    ContractionRule,
     CPUSpatialRule,
+    FusedRule,
     GenericMatmulRule,
     NormRule,
     RowSumRule,
@@ -35,8 +34,7 @@ from .legalised import Call
 from .processes import in_processes
 
 RULES: tuple[SafeRule, ...] = (
-    ContractionRule(),
-    AttentionRule(),
+    FusedRule(),
     GenericMatmulRule(),
     NormRule(),
     ScalarMatmulRule(),

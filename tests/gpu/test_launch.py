@@ -13,8 +13,8 @@ from tvm import relax, tirx
 
 from relax_fusion.launch.arguments import Out
 from relax_fusion.launch.branches import Branch, Launch
-from relax_fusion.launch.embed import EmbedTritonKernels
 from relax_fusion.launch.kernel import CompiledKernel, LaunchOptions, check_entry
+from relax_fusion.launch.launcher import EmbedTritonKernels
 from relax_fusion.launch.prim_func import ExternFunc
 
 from ..support.gpu import gpu_target, needs_gpu

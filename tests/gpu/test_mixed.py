@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import tvm
 
-from relax_fusion.dlight_rules import AttentionRule, ContractionRule, ScheduleKernels
+from relax_fusion.dlight_rules import FusedRule, ScheduleKernels
 from relax_fusion.estimator import candidates, choose
 from relax_fusion.estimator.choose import Choice
 from relax_fusion.estimator.tile_plan import Box, PlanTable
@@ -31,9 +31,7 @@ CACHE = replace(LARGE, q_heads=8, kv_heads=2, head_dim=64, v_dim=64, scale=0.125
 def built(work: Workload, table: PlanTable) -> tvm.runtime.Executable:
     """Compile a function of both back ends."""
     target = gpu_target()
-    mod = ScheduleKernels(target, [ContractionRule(), AttentionRule()])(
-        module_of(work, table, outputs=1)
-    )
+    mod = ScheduleKernels(target, [FusedRule()])(module_of(work, table, outputs=1))
     return tvm.compile(EmbedTritonKernels()(EmitTritonKernels(target)(mod)), target)
 
 

@@ -24,8 +24,8 @@ from relax_fusion.launch.cuda_source import (
 )
 from relax_fusion.launch.kernel import LaunchOptions
 from relax_fusion.launch.nvrtc import Nvrtc
-from relax_fusion.triton_bridge.ahead import CompileAhead
 from relax_fusion.triton_bridge.emit import fused_of
+from relax_fusion.triton_bridge.sources import CompileAhead
 
 from ..cuda_kernels.cases import matmul, plan
 from ..support.triton_modules import module_of

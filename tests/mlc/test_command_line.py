@@ -18,7 +18,8 @@ from tvm.target import Target
 
 from relax_fusion.errors import ModelFileError, TargetError
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.mlc import command_line, install
+from relax_fusion.mlc import __main__ as command_line
+from relax_fusion.mlc import install
 from relax_fusion.mlc.__main__ import main
 from relax_fusion.mlc.tokenizer import Tokenizer
 from relax_fusion.transforms.running import enter, run_pass

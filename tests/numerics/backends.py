@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import AttentionRule, ChainRule, ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import TilingError
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
@@ -52,7 +52,6 @@ from ..support.workloads import shape_of
 Arrays = dict[str, Any]
 
 H200 = device("h200")
-RULES = (ContractionRule(), AttentionRule(), ChainRule())
 
 
 def draw(work: Workload, seed: int = 1, **sizes: int) -> Arrays:
@@ -147,11 +146,7 @@ def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
     plan = min(fitting, key=lambda p: (p.block_m * p.block_n * p.block_k, p.key))
     func = build_prim_func(work, PlanTable.single(plan))
     func = func.with_attr("global_symbol", name)
-    for rule in RULES:
-        sch = rule.apply(func, host_target(), False)
-        if sch is not None:
-            return sch.mod["main"]
-    raise AssertionError("no rule of ours schedules this workload")
+    return FusedRule().apply(func, host_target(), False).mod["main"]
 
 
 def _unsupported(work: Workload) -> bool:

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 
 from relax_fusion import Reason, Report
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import GraphError
 from relax_fusion.estimator import candidates, choose
 from relax_fusion.estimator.registry import is_launched
@@ -130,7 +130,7 @@ def test_a_kernel_of_each_family_compiles(case: NormMatmul) -> None:
 
 def cuda_source(case: NormMatmul, plan: TilePlan) -> str:
     func = build_prim_func(case, PlanTable.single(plan)).with_attr("global_symbol", "main")
-    made = ContractionRule().apply(func, H200, False).mod
+    made = FusedRule().apply(func, H200, False).mod
     return tvm.compile(made, target=H200).mod.imports[0].inspect_source()
 
 

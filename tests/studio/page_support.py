@@ -19,7 +19,7 @@ from relax_fusion.pipeline import (
 )
 from relax_fusion.report import Source, Text
 from relax_fusion.transforms.debug_dump import reported
-from relax_fusion.triton_bridge.texts import record_sources
+from relax_fusion.triton_bridge.sources import RecordSources
 
 NASTY = "<script>alert('model')</script>"
 """What a page must never take for its own."""
@@ -66,7 +66,7 @@ def report_for(target: str) -> Report:
     with reported(report, made, options.fuse.backend), made:
         mod = tvm.transform.Sequential([*phase0_annotate(options), *phase1_fuse(options)])(mod)
         passes = [*phase2_lower(options), *phase3_tir(options), schedule_kernels(options)]
-        passes += record_sources(made, report.material.sources)
+        passes.append(RecordSources(made, report.material.sources))
         tvm.transform.Sequential([*passes, *count_launches(options)])(mod)
     return report
 

@@ -12,7 +12,7 @@ from relax_fusion import models
 from relax_fusion.cli import build, main
 from relax_fusion.models import zoo
 from relax_fusion.report import FunctionGraph, Node, Report
-from relax_fusion.studio.demo import Comparison, Run, _end, repeated
+from relax_fusion.studio.demo import Comparison, Run, _end
 from relax_fusion.studio.measure import compare
 
 from ..cli.test_cli import quick_to_compile, short
@@ -66,11 +66,6 @@ def test_the_table_comes_first_and_says_what_was_not_run():
     assert "before, 3 operators: norm, matmul, silu" in text
     assert "after, 2 kernels: qkv, ffn" in text and "What to do next" in text
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_a_stretch_that_comes_twice():
-    assert repeated("abcbcd") == "bc"
-    assert repeated("abcd") == () == repeated("")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

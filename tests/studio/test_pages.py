@@ -16,8 +16,8 @@ from relax_fusion.report.passes import DumpRecord, FunctionChange, PassRecord, P
 from relax_fusion.report.text_changes import Hunk
 from relax_fusion.studio import report_html
 from relax_fusion.studio.diff import diff_html
-from relax_fusion.studio.dump_page import dump_html
 from relax_fusion.studio.html import Html, joined, tag
+from relax_fusion.studio.inspect import dump_html
 from relax_fusion.studio.remedies import REMEDIES, remedy_of_leftover
 from relax_fusion.studio.report_page import fold_layers
 

@@ -10,7 +10,7 @@ import tvm
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import AttentionRule, ContractionRule
+from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import TargetError
 from relax_fusion.estimator import candidates, choose
 from relax_fusion.estimator.tile_plan import PlanTable
@@ -53,11 +53,9 @@ def plans_for(work: Workload, target: Target) -> PlanTable:
 def build_on_gpu(work: Workload, plans: PlanTable, target: Target) -> tvm.runtime.Executable:
     """Schedule and build the PrimFunc of a workload."""
     func = build_prim_func(work, plans).with_attr("global_symbol", "main")
-    for rule in (ContractionRule(), AttentionRule()):
-        sch = rule.apply(func, target, False)
-        if sch is not None:
-            return tvm.compile(sch.mod, target=target)
-    raise AssertionError("no rule of ours schedules this workload")
+    schedule = FusedRule().apply(func, target, False)
+    assert schedule is not None, "no rule of ours schedules this workload"
+    return tvm.compile(schedule.mod, target=target)
 
 
 def run_on_gpu(

@@ -164,7 +164,7 @@ def test_rules_of_one_row(name: str, fused: tuple[str, ...], target: str) -> Non
     layer = Layer(bb, FORMATS[name])
     x, packed = layer.param((1, K), FORMATS[name].dtype), layer.packed(64, K)
     add_function(bb, "main", layer, lambda: [projected(layer, x, packed, 64, K)])
-    wanted = "ContractionRule" if target in fused else "GenericMatmulRule"
+    wanted = "FusedRule" if target in fused else "GenericMatmulRule"
     assert rules_of(bb.get(), target) == {wanted}
 
 
@@ -176,7 +176,7 @@ def test_a_width_that_only_the_run_knows(layout: str) -> None:
     x, packed = layer.param((3, K), "float16"), layer.packed(n, K)
     add_function(bb, "main", layer, lambda: [projected(layer, x, packed, n, K, "float32")])
     mod, rng = bb.get(), np.random.default_rng(1)
-    assert rules_of(mod, "llvm") == {"ContractionRule"}
+    assert rules_of(mod, "llvm") == {"FusedRule"}
     given = [random_array(rng, *each) for each in format.shapes(N, K)]
     arrays = [np.eye(K, dtype="float16")[40:43], *given]
     (got,) = run_by_pipeline(mod)["main"](*map(tvm.runtime.tensor, arrays))

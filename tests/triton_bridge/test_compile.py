@@ -17,10 +17,9 @@ from triton import knobs
 
 from relax_fusion.errors import KernelError
 from relax_fusion.launch.kernel import CompiledKernel, check_entry
-from relax_fusion.triton_bridge import KernelCache
+from relax_fusion.triton_bridge import KernelCache, check_triton
 from relax_fusion.triton_bridge.compile import check_resources, compile_kernels, try_kernels
 from relax_fusion.triton_bridge.kernel import KernelSource
-from relax_fusion.triton_bridge.versions import check_triton
 
 from .common import (
     add_source,

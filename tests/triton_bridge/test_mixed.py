@@ -9,7 +9,7 @@ import tvm
 from tvm import ir, relax
 
 from relax_fusion import Report
-from relax_fusion.dlight_rules import AttentionRule, ContractionRule, ScheduleKernels
+from relax_fusion.dlight_rules import FusedRule, ScheduleKernels
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
@@ -38,9 +38,7 @@ TABLE = PlanTable(((4, FEW), (16, TRITON), (64, WGMMA), (None, replace(TRITON, b
 
 def scheduled(work: Workload, table: PlanTable) -> ir.IRModule:
     """Return the module with the kernels of both back ends in place."""
-    mod = ScheduleKernels(H200, [ContractionRule(), AttentionRule()])(
-        module_of(work, table, outputs=1)
-    )
+    mod = ScheduleKernels(H200, [FusedRule()])(module_of(work, table, outputs=1))
     return EmitTritonKernels(H200)(mod)
 
 

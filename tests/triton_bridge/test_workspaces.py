@@ -13,9 +13,8 @@ from tvm import relax, tirx
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.launch.arguments import Part, TensorMap, Workspace
-from relax_fusion.launch.branches import Branch, Launch
+from relax_fusion.launch.branches import Branch, Launch, shared_workspaces
 from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.launch.memory import shared_workspaces
 from relax_fusion.launch.prim_func import ExternFunc
 from relax_fusion.matching.expressions import substitute, variables_of
 from relax_fusion.triton_bridge import EmitTritonKernels

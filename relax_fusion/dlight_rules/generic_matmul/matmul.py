@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from ...errors import Decline, Reason
-from ...matching.expressions import loads_of, substitute, variables_of
+from ...matching.expressions import found_in, loads_of, substitute, variables_of
 from ...matching.stages import Stage, read_stages
-from ...tvm_ir import TensorLoad, structural_equal
+from ...tvm_ir import TensorLoad, structural_equal, structural_map
 from ...workload import (
     DTYPE_BYTES,
     FLOAT_BYTES,
@@ -25,7 +25,6 @@ from ...workload import (
     WeightLayout,
 )
 from .layout import Extents, Vars, View, flat, is_unit, matrix_in, product
-from .stages import inlined
 
 FLOATS = tuple(d for d in FLOAT_BYTES if d != "float64")
 """Dtypes whose sums may be kept in float32."""
@@ -273,3 +272,51 @@ def _runs_along(value: tirx.Expr, k: tirx.Var) -> bool:
     if not loads:
         return True
     return k in variables_of(max(loads, key=lambda load: len(load.indices)).indices[-1])
+
+
+MOST_CODE = 512
+"""Reads of arguments in the code of a formula in which the stages before it are put in their
+places; compiling more takes seconds."""
+
+TANH_CODE = 8
+"""How often the code of tanh, a polynomial over another, reads its argument."""
+
+
+def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | None:
+    """Put the formulas of element-wise stages in the place of loads of their buffers.
+
+    rewrite: ``b[i] + 1`` with ``b[i] = a[i] * 2`` -> ``a[i] * 2 + 1``
+
+    Parameters
+    ----------
+    before : mapping of tirx.Var to Stage
+        Stages by the buffer that they write, in their order; none is a reduction.
+
+    Returns
+    -------
+    tirx.Expr or None
+        None if its code would read its arguments more than `MOST_CODE` times: each use of a stage
+        repeats what the stage computes.
+    """
+    code: dict[tirx.Var, int] = {}
+    for buffer, stage in before.items():
+        code[buffer] = _code(stage.value, code)
+    if _code(value, code) > MOST_CODE:
+        return None
+
+    def formula(load: TensorLoad) -> tirx.Expr:
+        stage = before.get(load.source)
+        if stage is None:
+            return load
+        return substitute(stage.value, dict(zip(stage.spatial, load.indices, strict=True)))
+
+    while any(load.source in before for load in loads_of(value)):
+        value = structural_map(value, (TensorLoad, formula))
+    return value
+
+
+def _code(value: tirx.Expr, code: Mapping[tirx.Var, int]) -> int:
+    """Return how often the code of a formula reads; `code` says it of the buffers before."""
+    reads = sum(code.get(load.source, 1) for load in loads_of(value))
+    names = (getattr(call.op, "name", "") for call in found_in(value, ir.Call))
+    return reads * TANH_CODE ** sum(name == "tirx.tanh" for name in names)

@@ -18,7 +18,7 @@ from ...estimator.tile_plan import PlanTable, TilePlan
 from ...hardware import NO_CAPABILITIES, DeviceSpec
 from ...matching.expressions import substitute
 from ...workload import DTYPE_BYTES, NormMatmul
-from ..tensor_cores.decode import Neighbours
+from ..tensor_cores.dequantise import Neighbours
 from .layout import unravel
 from .matmul import Factor, GenericMatmul
 
@@ -49,7 +49,7 @@ def planned(
     """Return the plans of the estimator, what they are for, and `form` as they want it.
 
     Tensor cores read their operands as they lie in memory; only a weight of few loads is computed
-    between memory and them (`decodable`).  Other factors are written to memory by a kernel in
+    between memory and them (`dequantisable`).  Other factors are written to memory by a kernel in
     front, where that pays, and else read by a kernel of scalar instructions, which computes them on
     the way; so they always are in a batch, for which there is one kernel.
     """
@@ -58,9 +58,9 @@ def planned(
         return work
     computed = form.x.view is None or form.w.view is None
     tensor_cores = not mma.unsupported(matmul_shape(work), dev)
-    along_k = decodable(form) if computed and tensor_cores else None
+    along_k = dequantisable(form) if computed and tensor_cores else None
     if along_k is not None:
-        return _decoded(along_k, dev)
+        return _dequantised(along_k, dev)
     choice = choose(work, dev, always=True, backend="tir")
     if isinstance(choice, Decline):
         return choice
@@ -106,7 +106,7 @@ def _in_front_or_scalar(
     return found
 
 
-def _decoded(
+def _dequantised(
     form: GenericMatmul, dev: DeviceSpec
 ) -> tuple[GenericMatmul, NormMatmul, list[Planned]] | Decline:
     """Return plans for a weight that is computed from few loads."""
@@ -147,7 +147,7 @@ def _plan_of(table: PlanTable, upper: int | None, rows: int) -> TilePlan:
     return table.boxes[-1][1] if upper is None else table.plan_for(rows)
 
 
-def decodable(form: GenericMatmul) -> GenericMatmul | None:
+def dequantisable(form: GenericMatmul) -> GenericMatmul | None:
     """Return `form` with its computed weight along k; None if it is not of few loads there."""
     n, k = form.size(form.columns), form.size((form.k,))
     if form.x.view is None or form.w.view is not None or int(k) % dequantised.PIECE:

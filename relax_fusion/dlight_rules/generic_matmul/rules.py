@@ -29,7 +29,7 @@ class GenericMatmulRule(SafeRule):
 
     rewrite::
 
-        for b, i, j, k: y[b, i, j] += x[b, i, k] * w[j, k]    ->    the kernel of ContractionRule
+        for b, i, j, k: y[b, i, j] += x[b, i, k] * w[j, k]    ->    the kernel of FusedRule
         for b, i, j: z[b, i, j] = f(y[b, i, j])                     for [b * i, k] x [n, k]
 
     leaves:

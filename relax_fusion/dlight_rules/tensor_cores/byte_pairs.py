@@ -1,6 +1,6 @@
 """Numbers of a byte, which become two float16 in one register: e4m3, e5m2, int8 and uint8.
 
-All of them are numbers of float16.  An integer becomes one as in `decoded`: it is put into the
+All of them are numbers of float16.  An integer becomes one as in `dequantised`: it is put into the
 lowest bits of 1024, which is taken from it.  An e5m2 is the upper half of a float16.
 """
 
@@ -12,7 +12,7 @@ from tvm import ir, tirx
 
 from ...tvm_ir import T, structural_equal
 from ...workload.formats import NUMBERS
-from .decode import field_of
+from .dequantise import field_of
 from .fragments import ptx, scratch
 from .tile import uint32
 

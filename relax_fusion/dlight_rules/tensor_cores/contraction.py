@@ -1,35 +1,40 @@
-"""Contractions on tensor cores: the loops of a product become an `MmaKernel`."""
+"""Contractions on tensor cores: a product becomes an `MmaKernel`, or a `FewRowsKernel`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import gcd
 
 from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
 from ...compute.ranges import root_of
+from ...dlight_rules import steps
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.few_rows.packed import PackedPlan
+from ...estimator.families.few_rows.tiles import MOST_ROWS
 from ...estimator.families.tensor_cores import tiles as mma
+from ...estimator.limits import VECTOR_LOAD_BYTES
+from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...hardware import DeviceSpec
 from ...hardware.nvidia import has_float8
 from ...hardware.target import compute_capability, device_of, is_cuda
 from ...matching.expressions import found_in
-from ...tvm_ir import IRBuilder, SBlock, T
-from ...workload import GatedFFN, NormMatmul
-from .. import steps
+from ...tvm_ir import IRBuilder, SBlock, SBlockRV, T
+from ...workload import DTYPE_BYTES, GatedFFN, NormMatmul
 from . import dependent
+from .dequantised_rows import DequantisedRowsKernel
 from .epilogue import MmaEpilogue
-from .few_rows import few_rows_kernel
+from .few_rows_kernel import FewRowsKernel
+from .few_rows_ring import Launch, Place
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
-from .norm_rows import normalise_rows
 from .row_norm import NORM_BLOCKS, RowNorm
 from .sums import cluster_sums, leave_cluster, own_sums
-from .tile import MmaTile, Product, int32, int64, tiles_of, whole
+from .tile import MmaTile, Product, int32, int64, last_tile, tiles_of, whole
 from .wgmma_kernel import WgmmaKernel
 
 
@@ -88,8 +93,8 @@ def with_mma(
         elif inside and name in NORM_BLOCKS:
             sums.append(block.body.buffer)
         else:
-            # A kernel that decodes weights has many small blocks; that each of them waits cost 9 us
-            # at 4096 x 4096 on an H200
+            # A kernel that dequantises weights has many small blocks; that each of them waits cost
+            # 9 us at 4096 x 4096 on an H200
             early = dev is not None and dev.capabilities.dependent_launch
             announced = early and any(b.name_hint in NORM_BLOCKS for b in stage_blocks)
             kernels.append(dependent.announcing(stage) if announced else stage)
@@ -147,3 +152,113 @@ def _cluster(size: int) -> AbstractContextManager[tirx.Expr]:
 def _some(a: tirx.Expr, b: int) -> tirx.Expr:
     """Return the minimum of two numbers that are not 0: said, it spares a division its rounding."""
     return tirx.max(tirx.min(a, int32(b)), int32(1))
+
+
+def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:
+    """Give the norm of a contraction, with the addition in front of it, a kernel of its own.
+
+    rewrite: ``for i: for j: sum``; ``for i: for r: square``; ``for i: for j: norm`` ->
+    ``for i: bind block: for t: bind thread: sum, square, norm of every threads-th vector``
+
+    A thread has the same elements in every step, so what it reads again it wrote itself.
+    """
+    names = steps.block_names(sch.mod["main"])
+    stages = ("x_sum", "mean_sum", "square_sum", "x_norm")
+    blocks = [sch.get_sblock(name) for name in stages if name in names]
+    row = sch.get_loops(blocks[0])[0]
+    steps.chain_rows(sch, blocks[1:], row)
+    sch.bind(row, "blockIdx.x")
+    for block in blocks:
+        if sch.get(block).init is not None:
+            sch.set_scope(block, 0, "shared")
+        _spread(sch, block, threads)
+
+
+def _spread(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
+    """Spread the last loop of a block over the threads, a vector at a time."""
+    found = sch.get(block)
+    last = found.iter_vars[-1].var
+    along = [i for i, r in enumerate(found.reads) if r.region[-1].min.same_as(last)]
+    stores = found.init is None
+    regions = [*(found.reads[i] for i in along), *(found.writes if stores else ())]
+    widest = max(DTYPE_BYTES[str(region.source.ty.dtype)] for region in regions)
+    lanes = gcd(int(found.iter_vars[-1].dom.extent), VECTOR_LOAD_BYTES // widest)
+    turn, thread, lane = sch.split(sch.get_loops(block)[-1], [None, threads, lanes])
+    sch.bind(thread, "threadIdx.x")
+    steps.unroll_all(sch, [turn, lane])
+    for index in along:
+        steps.load_wide(sch, block, index, thread)
+    if stores:
+        steps.store_wide(sch, block, thread)
+
+
+Kernel = FewRowsKernel | DequantisedRowsKernel
+
+
+def few_rows_kernel(
+    product: Product, plan: TilePlan, norm: RowNorm | None, dev: DeviceSpec | None
+) -> tirx.Stmt:
+    """Return the kernel of one product, and of the norm in front of it if one is given.
+
+    Parameters
+    ----------
+    dev : DeviceSpec, optional
+        Where it will run; by default somewhere where a kernel begins behind those in front of it.
+    """
+    dequantises = product.weight_is_computed
+    height = PackedPlan.of(plan).height if dequantises else plan.block_m
+    tiles_m = (product.rows + int64(height - 1)) // int64(height)
+    tiles_n = tiles_of(product.columns, plan.block_n)
+    launch = Launch.on(dev, _blocks(product, plan, height))
+    read = product.operands()
+    if norm:
+        normed = norm.result.body.buffer
+        read = [norm.x, *norm.factors, *(b for b in read if not b.same_as(normed))]
+    with (
+        IRBuilder() as builder,
+        T.prim_func(s_tir=True),
+        T.thread_binding(tiles_m.astype("int32") * tiles_n, thread="blockIdx.x") as tile,
+        _parts(plan) as part,
+        T.thread_binding(int32(plan.num_warps * LANES), thread="threadIdx.x") as thread,
+        T.sblock(product.out.name_hint.replace("out", "mma")),
+    ):
+        IRBuilder.name_many(["tile", "thread"], [tile, thread])
+        T.reads(*(whole(buffer) for buffer in read))
+        T.writes(whole(product.out.body.buffer))
+        first_row = int64(tile // tiles_n) * int64(height)
+        # The last tile has columns of the one before it, rather than a condition for each copy
+        last = last_tile(product.columns, plan.block_n)
+        first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), last))
+        place = Place(thread, first_row, first_column, part)
+        if dequantises:
+            own = PackedPlan.of(plan)
+            kernel: Kernel = DequantisedRowsKernel(own, product, norm, place, launch)
+        else:
+            kernel = FewRowsKernel(plan, product, norm, place, launch)
+        kernel.accumulate()
+        kernel.finish()
+    return builder.get().body.block.body
+
+
+def _blocks(product: Product, plan: TilePlan, height: int) -> int | None:
+    """Return the thread blocks of a kernel, the most where they depend on its rows."""
+    if not isinstance(product.columns, int):
+        return None
+    rows = product.rows.value if isinstance(product.rows, tirx.IntImm) else MOST_ROWS
+    tall = ceil_div(rows, height) if height > 1 else 1
+    return tall * ceil_div(product.columns, plan.block_n) * plan.split_k
+
+
+@contextmanager
+def _parts(plan: TilePlan) -> Iterator[tirx.Expr]:
+    """Give each part of k a thread block, all of a tile a cluster."""
+    if plan.split_k == 1:
+        yield int32(0)
+        return
+    size = int32(plan.split_k)
+    with (
+        T.thread_binding(size, thread="blockIdx.y"),
+        T.thread_binding(size, thread="clusterCtaIdx.y") as part,
+    ):
+        IRBuilder.name("part", part)
+        yield part

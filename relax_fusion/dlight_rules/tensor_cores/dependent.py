@@ -33,7 +33,7 @@ LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_la
 
 BLOCKS = 4
 """Of a small kernel, for each multiprocessor.  That each of many blocks waits costs time: 9 us of a
-kernel that decodes 4096 x 4096 weights, on an H200."""
+kernel that dequantises 4096 x 4096 weights, on an H200."""
 
 
 def is_possible(target: Target) -> bool:

@@ -14,7 +14,7 @@ from .layout import LANES
 from .tile import fill_a_tile, int32, int64
 
 if TYPE_CHECKING:
-    from .decoded_rows import DecodedRowsKernel
+    from .dequantised_rows import DequantisedRowsKernel
     from .few_rows_kernel import FewRowsKernel
 
 
@@ -27,7 +27,7 @@ class WarpSums:
 
     Parameters
     ----------
-    kernel : FewRowsKernel or DecodedRowsKernel
+    kernel : FewRowsKernel or DequantisedRowsKernel
         Has the sums of its warps in registers, four of each instruction.
     shared : tirx.Var
         Shared memory, which is not used for operands any more.
@@ -37,7 +37,7 @@ class WarpSums:
 
     def __init__(
         self,
-        kernel: FewRowsKernel | DecodedRowsKernel,
+        kernel: FewRowsKernel | DequantisedRowsKernel,
         shared: tirx.Var,
         base: tirx.Expr,
     ) -> None:

@@ -13,7 +13,7 @@ from tvm.script import tirx as script
 
 from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import IRBuilder, T
-from .instructions import Instructions
+from .layout import Instructions
 from .tile import int32, int64
 
 ptx = script.ptx

@@ -15,7 +15,7 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import T
-from .decoded_tile import DecodedTile
+from .dequantised import DequantisedTile
 from .fragments import (
     copy_async,
     load_matrices,
@@ -91,7 +91,7 @@ class MmaKernel:
         self.b = local("b", 2 * tile.parts * self.tiles_n * 2, "uint32")
         self.weights = weights_of(self)
         parts = range(tile.parts if product.weight_is_computed else 0)
-        self.decoded = [DecodedTile(self, part) for part in parts]
+        self.dequantised = [DequantisedTile(self, part) for part in parts]
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
@@ -145,14 +145,14 @@ class MmaKernel:
 
     def _copy_first(self, count: int) -> None:
         """Begin to copy what so many steps need."""
-        for decoded in self.decoded:
-            decoded.load(int32(0))
+        for weight in self.dequantised:
+            weight.load(int32(0))
         steps = min(count, self.steps)
-        if self.decoded:  # as a loop: there is much to a step
+        if self.dequantised:  # as a loop: there is much to a step
             with T.serial(int32(steps)) as step:
                 self._copy(step)
                 T.evaluate(ptx["cp.async.commit_group"]())
-        for index in range(steps if self.decoded else 0, count):
+        for index in range(steps if self.dequantised else 0, count):
             if index < steps:
                 self._copy(int32(index))
             T.evaluate(ptx["cp.async.commit_group"]())
@@ -205,10 +205,10 @@ class MmaKernel:
             lambda line, piece: line * int32(pieces) + swizzled(line, piece, pieces),
             x,
         )
-        for decoded in self.decoded:
-            decoded.put(step)
-            decoded.load(tirx.min(step + int32(1), int32(self.steps - 1)))
-        for part in range(0 if self.decoded else tile.parts):
+        for computed in self.dequantised:
+            computed.put(step)
+            computed.load(tirx.min(step + int32(1), int32(self.steps - 1)))
+        for part in range(0 if self.dequantised else tile.parts):
 
             def weight(
                 line: tirx.Expr, element: tirx.Expr, part: int = part

@@ -14,9 +14,8 @@ from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import substitute
 from ...tvm_ir import Analyzer, SBlock, TensorLoad, TensorRegion, structural_map
 from ...workload import WeightLayout
-from .decode import Neighbours
-from .instructions import INSTRUCTIONS, Instructions
-from .layout import LANES, run_length
+from .dequantise import Neighbours
+from .layout import INSTRUCTIONS, LANES, Instructions, run_length
 
 Place = tuple[tirx.Var, list[tirx.Expr]]
 """A buffer and indices into it."""

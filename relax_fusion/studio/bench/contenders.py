@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...cli.argument_types import PEERS
 from ...cli.build import build_default
-from ...cli.choices import PEERS
 from ...cli.console import CliError
 from ...hardware.target import make_target
 from ...models import Generator

@@ -11,9 +11,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ...cli.build import load_library
 from ...cli.call import arrays_of, weights_of
 from ...cli.console import CliError
-from ...cli.library import load_library
 from ...cli.manifest import Compiled, Manifest, exported_again
 from ...cli.source import Source
 from ...frontends import ImportedModel, Signature

@@ -27,10 +27,10 @@ from .attention_fragments import (
     load_query_tile,
     load_tiles,
     load_value_tile,
+    store_merged,
     tile_count,
     tile_start,
 )
-from .attention_merge import store_merged
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Waits for all warps; it was renamed in Triton 3.7."""

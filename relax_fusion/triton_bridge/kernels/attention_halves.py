@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention_core import rows_of, scores_of_rows, weigh
-from .attention_merge import store_merged
+from .attention_fragments import store_merged
 from .ring import copy_tile
 
 

@@ -1,7 +1,7 @@
 """Plans for weights that tensor-core kernels compute from few bits, on the way from memory.
 
 Few rows are bound by how fast bits come: a thread loads `WIDTHS` neighbours along k of a column at
-once and computes them in registers.  See `relax_fusion.dlight_rules.tensor_cores.decoded_rows`.
+once and computes them in registers.  See `relax_fusion.dlight_rules.tensor_cores.dequantised_rows`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operands that are computed from others: what a few neighbours are made of.
 
 What neighbours along k read is loaded once for all of them, in vectors where it lies side by side;
-then they are computed two at a time, as the halves of a register (`decoded`).
+then they are computed two at a time, as the halves of a register (`dequantised`).
 """
 
 from __future__ import annotations

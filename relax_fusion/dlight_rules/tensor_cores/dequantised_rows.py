@@ -8,7 +8,7 @@ elements of x are paired likewise.
 
 A thread block takes one tile of columns after the other, and asks for the words of the next while
 it still multiplies those of this one.  Its rows lie in shared memory all the time, normalised and
-in pairs (`kept_rows`); where there is no room for that, each warp copies with the words what it
+in pairs (`resident_row`); where there is no room for that, each warp copies with the words what it
 multiplies.
 """
 
@@ -27,13 +27,12 @@ from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import IRBuilder, T
 from . import dependent
-from .decoded import Decoder, joined, unrolled
+from .dequantised import Dequantiser, joined, unrolled
 from .few_rows_ring import Launch, Place
 from .few_rows_sums import WarpSums
 from .fragments import clear, copy_async, ptx, scratch
-from .instructions import INSTRUCTIONS
-from .kept_row import KeptRow, swizzled
-from .layout import LANES, PIECE
+from .layout import INSTRUCTIONS, LANES, PIECE
+from .resident_row import ResidentRow, swizzled
 from .row_norm import RowNorm
 from .tile import Product, int32, int64, is_multiple
 
@@ -48,7 +47,7 @@ HINT = ".L2::256B"
 27, on an H200."""
 
 
-class DecodedRowsKernel:
+class DequantisedRowsKernel:
     """Emits one thread block, into the IR builder that is open.
 
     Parameters
@@ -76,8 +75,8 @@ class DecodedRowsKernel:
         self.stages = min(plan.num_stages, self.steps)
         self.tiles_m, self.tiles_n = plan.block_m // MMA_ROWS, plan.block_n // MMA_COLUMNS
         self.columns = self.tiles_n * COLUMNS
-        self.decoders = [
-            Decoder(product.neighbours(part, self.width), self.columns, self.stages)
+        self.dequantisers = [
+            Dequantiser(product.neighbours(part, self.width), self.columns, self.stages)
             for part in range(product.parts)
         ]
         self.x = scratch("x_words", self.tiles_m * self.width // 2, "uint32", "local")
@@ -89,7 +88,7 @@ class DecodedRowsKernel:
         """Allocate shared memory: a kept row, and what is copied ahead; then the sums of warps."""
         plan = self.plan
         self.x_slots = 0 if plan.keeps_row else self.tiles_m * self.width // PIECE
-        self.slots = self.x_slots + self.columns * sum(len(d.copied) for d in self.decoders)
+        self.slots = self.x_slots + self.columns * sum(len(d.copied) for d in self.dequantisers)
         ring = self.stages * plan.num_warps * self.slots * LANES * PIECE_BYTES
         kept = self.steps * plan.block_k * 2 if plan.keeps_row else 0
         sums = plan.num_warps * self.product.parts * plan.block_m * plan.block_n
@@ -103,7 +102,7 @@ class DecodedRowsKernel:
         T.buffer_store(self.base, self.base[0] + own.astype("uint32"), [1])
         lane = self.place.lane * int32(PIECE_BYTES)
         T.buffer_store(self.base, self.base[1] + lane.astype("uint32"), [2])
-        self.kept = KeptRow(self, norm) if plan.keeps_row else None
+        self.kept = ResidentRow(self, norm) if plan.keeps_row else None
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
@@ -187,21 +186,23 @@ class DecodedRowsKernel:
 
     # --- loads -------------------------------------------------------------------------------
 
-    def _copies(self) -> Iterator[tuple[int, Decoder, int, list[int]]]:
-        """Yield what is copied of the weights: slot, decoder, column and vector."""
-        vectors = ((d, c, v) for d in self.decoders for c in range(self.columns) for v in d.copied)
-        for number, (decoder, column, vector) in enumerate(vectors):
-            yield self.x_slots + number, decoder, column, vector
+    def _copies(self) -> Iterator[tuple[int, Dequantiser, int, list[int]]]:
+        """Yield what is copied of the weights: slot, dequantiser, column and vector."""
+        vectors = (
+            (d, c, v) for d in self.dequantisers for c in range(self.columns) for v in d.copied
+        )
+        for number, (dequantiser, column, vector) in enumerate(vectors):
+            yield self.x_slots + number, dequantiser, column, vector
 
     def _request_weights(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Begin to load what the weights of a step are made of."""
         piece = self._piece_at(step)
-        for slot, decoder, column, vector in self._copies():
-            source = decoder.source(vector, self._line(column), piece)
+        for slot, dequantiser, column, vector in self._copies():
+            source = dequantiser.source(vector, self._line(column), piece)
             copy_async(self._slot(self.base[2], stage, slot), source, PIECE_BYTES, [], HINT)
-        for decoder in self.decoders:
+        for dequantiser in self.dequantisers:
             for column in range(self.columns):
-                decoder.load(self._index(stage, column), self._line(column), piece)
+                dequantiser.load(self._index(stage, column), self._line(column), piece)
 
     def _request_rows(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Begin to load the rows of a step: neighbouring lanes copy neighbouring pieces."""
@@ -236,8 +237,8 @@ class DecodedRowsKernel:
             start = (tile * width + first * PIECE) // 2
             words = [self.x[start + n] for n in range(PIECE // 2)]
             T.evaluate(ptx["ld.shared.v4.b32"](*words, at))
-        for slot, decoder, column, vector in self._copies():
-            words = decoder.registers(vector, int32(column))
+        for slot, dequantiser, column, vector in self._copies():
+            words = dequantiser.registers(vector, int32(column))
             T.evaluate(ptx["ld.shared.v4.b32"](*words, self._slot(self.base[2], stage, slot)))
 
     # --- products ----------------------------------------------------------------------------
@@ -245,15 +246,15 @@ class DecodedRowsKernel:
     def _multiply(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Compute the weights of a step, and multiply them."""
         self._read(step, stage)
-        pairs = self.decoders[0].neighbours.pairs()
+        pairs = self.dequantisers[0].neighbours.pairs()
         x = [self._paired(m * self.width // 2, pairs) for m in range(self.tiles_m)]
         multiply = ptx[INSTRUCTIONS[self.product.dtype].mma]
         piece = self._piece_at(step)
-        for part, decoder in enumerate(self.decoders):
+        for part, dequantiser in enumerate(self.dequantisers):
             for n in range(self.tiles_n):
                 columns = range(n * COLUMNS, (n + 1) * COLUMNS)
                 w = [
-                    decoder.pairs(self._index(stage, c), self._line(c), piece, int32(c))
+                    dequantiser.pairs(self._index(stage, c), self._line(c), piece, int32(c))
                     for c in columns
                 ]
                 for first in range(0, len(pairs), 2):

@@ -1,21 +1,71 @@
-"""The pass that begins to compile kernels in CUDA C++ while the module is still being matched."""
+"""The sources of kernels: recorded for a report, and compiled while the module is still matched."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import tvm
 from tvm import ir, tirx
 from tvm.target import Target
 
 from ..errors import RelaxFusionError
+from ..estimator.tile_plan import PLAN_ATTR
 from ..hardware.target import device_of
 from ..launch.cuda_source import CUDASource, compiler_of_pipeline
+from ..report.material import Source, Text
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import functions_of
 from .emit import fused_of
-from .steps import SourceStep
+from .steps import AnyStep, SourceStep
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordSources")
+@dataclass(frozen=True)
+class RecordSources:
+    """Record where the texts of all kernels come from; the module stays as it is.
+
+    It has to come behind `ScheduleKernels` and in front of `EmitTritonKernels`.  Nothing is
+    compiled, and no text is written before it is asked for.
+
+    Parameters
+    ----------
+    target : Target
+        What is compiled for.
+    sources : list of Source
+        Gets one for each PrimFunc.
+    """
+
+    target: Target
+    sources: list[Source]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every PrimFunc of `mod`, and return it."""
+        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+            load = partial(_texts, gvar.name_hint, func, self.target)
+            self.sources.append(Source(gvar.name_hint, load))
+        return mod
+
+
+def _texts(name: str, func: tirx.PrimFunc, target: Target) -> list[Text]:
+    """Return each text once: of launches in their order, then of scheduled loops.
+
+    Loops that wait for a back end to emit kernels in their place are no kernel's text.
+    """
+    fused, attrs = fused_of(func), func.attrs or {}
+    cases = fused.cases(device_of(target)) if fused is not None else ()
+    texts = [_text(step) for _, launched in cases for step in launched]
+    if bool(attrs.get("tirx.is_scheduled", 0)) or PLAN_ATTR not in attrs:
+        texts.append(Text(name, "TVMScript", func.script(show_meta=False)))
+    return list(dict.fromkeys(texts))
+
+
+def _text(step: AnyStep) -> Text:
+    if isinstance(step, SourceStep):
+        return Text(step.source.entry, "CUDA C++", step.source.text)
+    function = step.function
+    return Text(function.fn.__name__, "Triton", str(function.src))
 
 
 @tvm.transform.module_pass(opt_level=0, name="CompileAhead")

@@ -11,14 +11,14 @@ from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import ramp
 from ...tvm_ir import T
-from .decoded import unrolled
+from .dequantised import unrolled
 from .fragments import ptx, scratch
 from .layout import LANES, PIECE
 from .row_norm import RowNorm
 from .tile import int32, int64
 
 if TYPE_CHECKING:
-    from .decoded_rows import DecodedRowsKernel
+    from .dequantised_rows import DequantisedRowsKernel
 
 BANKS = 8
 """Of 16 bytes, in which shared memory is read and written."""
@@ -38,7 +38,7 @@ def swizzled(row: tirx.Expr, piece: tirx.Expr, width: int) -> tirx.Expr:
     return piece ^ moved
 
 
-class KeptRow:
+class ResidentRow:
     """The row of a thread block, from memory to shared memory.
 
     A thread takes `width` neighbours along k at a time, and stores them in the pairs in which
@@ -46,13 +46,13 @@ class KeptRow:
 
     Parameters
     ----------
-    kernel : DecodedRowsKernel
+    kernel : DequantisedRowsKernel
         Whose shared memory begins with it.
     norm : RowNorm, optional
         What is done to it.
     """
 
-    def __init__(self, kernel: DecodedRowsKernel, norm: RowNorm | None) -> None:
+    def __init__(self, kernel: DequantisedRowsKernel, norm: RowNorm | None) -> None:
         """Allocate registers, in the block that is open."""
         self.kernel, self.norm, self.width = kernel, norm, kernel.width
         self.units = kernel.product.depth // self.width
@@ -143,7 +143,7 @@ class KeptRow:
 
     def _store(self, turn: tirx.Expr, unit: tirx.Expr) -> None:
         """Normalise neighbours, and store them in pairs; zeros where there are none."""
-        order = [e for pair in self.kernel.decoders[0].neighbours.pairs() for e in pair]
+        order = [e for pair in self.kernel.dequantisers[0].neighbours.pairs() for e in pair]
         zero = tirx.const(0.0, self.kernel.product.dtype)
         for place, element in enumerate(order):
             value = self._value(turn, element)
