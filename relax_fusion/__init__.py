@@ -12,13 +12,15 @@ TVM, Triton and the parts of the package are imported when something of theirs i
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .registration import register_pipeline
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # read below as well: what is imported here is the public API
     from .entry import build as build
     from .entry import partition as partition
     from .errors import DatabaseError as DatabaseError
@@ -81,36 +83,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "entry": "build partition",
-    "errors": (
-        "DatabaseError Decline EquivalenceError KernelError LoweringError ModuleTypeError "
-        "PipelineError QuantizationError Reason RelaxFusionError SchedulingError TargetError "
-        "TilePlanError TuningError"
-    ),
-    "estimator": "KernelFamily register_family",
-    "estimator.tile_plan": "Box PlanTable TilePlan",
-    "hardware": "DEVICES DeviceSpec device",
-    "hardware.target": "host_target make_target",
-    "options": "PipelineOptions",
-    "passes": (
-        "PATTERNS FuseAdapters FuseAttentionChain FuseChains FuseGatedFFN "
-        "FuseMatmulEpilogue FusePatterns FuseProjections FuseRMSNormMatmul register_pass"
-    ),
-    "passes.driver": "FusingPass",
-    "passes.options": "FuseOptions",
-    "pipeline": "relax_fusion_pipeline",
-    "quantization": "QUANTIZATIONS Quantization dequantize quantize",
-    "report": "Report",
-    "report.decision": "Decision",
-    "transforms.fuse_dequantize": "FuseDequantize",
-    "triton_bridge": "OUT EmbedTritonKernels call_tir_extern",
-    "tuning": "Tuning tune",
-    "workload": "Adapter Attention DynamicDim GatedFFN Norm NormMatmul Projection",
-}
-"""The public names, by the module that has them."""
+_TOLD = next(
+    each for each in ast.parse(Path(__file__).read_bytes()).body if isinstance(each, ast.If)
+)
+"""The statement above that tells type checkers the public names."""
 
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_HOME = {
+    name.name: str(line.module)
+    for line in _TOLD.body
+    if isinstance(line, ast.ImportFrom)
+    for name in line.names
+}
+"""The public names, with the module that has each."""
 
 __all__ = sorted(_HOME)
 

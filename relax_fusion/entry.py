@@ -90,7 +90,8 @@ _BY_CLASS = {
     "onnx.onnx_ml_pb2.ModelProto": "call tvm.relax.frontend.onnx.from_onnx first, or save it and "
     + _FILE,
 }
-"""By the full name of a class, whose package is not imported for it: what makes a module of it."""
+"""What makes a module of an object, by the full name of its class, whose package is not imported
+for it."""
 
 
 def check_module(given: Any) -> None:

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MOST_BYTES = 2**28
-"""Of a file that is read as a whole: no description of weights, and no kernel, is as long."""
+"""A file that is read as a whole has at most this many bytes: no description of weights, and no
+kernel, is as long."""
 
 
 def check_regular(path: Path) -> os.stat_result:

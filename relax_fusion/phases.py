@@ -34,7 +34,7 @@ from .transforms.running import CALLER, as_themselves, enter, no_cycles_collecte
 from .validation import printable
 
 Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
-"""The file that a dump writes behind a phase, the function of its passes, what it is doing."""
+"""The file that a dump writes behind a phase, the function of its passes, and what it is doing."""
 
 
 def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
@@ -77,11 +77,11 @@ _NOT_OURS = (
     *(PipelineError, TargetError, TilePlanError, EquivalenceError, DatabaseError, TuningError),
     *(MissingPackageError, VersionError, MemoryError),
 )
-"""What the caller is told at once: bad arguments, wrong kernels where checks are strict, and what
-leaving a pass out would not help."""
+"""The caller is told of these errors at once: bad arguments, wrong kernels where checks are strict,
+and what leaving a pass out would not help."""
 
 _MOST = 8
-"""Steps that are left out one after the other, because each failed, before all are."""
+"""At most this many steps are left out one after the other, because each failed, before all are."""
 
 _PREFIX = "relax_fusion:"
 

@@ -1,7 +1,8 @@
 """The pipeline ``relax_fusion``: six phases, each a function that returns a list of passes.
 
-The phases and their keyword arguments are those of MLC-LLM's pipeline, so that one can stand in for
-the other.  A user can take five of the functions and replace one::
+Each takes what the pipeline was told, a `PipelineOptions`; its passes are to be run in their order,
+with the target in scope.  The phases and their keyword arguments are those of MLC-LLM's pipeline,
+so that one can stand in for the other.  A user can take five of the functions and replace one::
 
     with target:
         for phase in (phase0_annotate, phase1_fuse, my_phase2, phase3_tir, phase4_schedule, ...):
@@ -67,18 +68,7 @@ from .triton_bridge.sources import CompileAhead, RecordSources
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
-    """Attach what later phases need to know: bounds, capture hints, functions, target, devices.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+    """Attach what later phases need to know: bounds, capture hints, functions, target, devices."""
     return [
         RefuseLowered(),
         AttachFunctionAttrs(options.variable_bounds, options.cuda_graph_symbolic_capture_hints),
@@ -89,18 +79,7 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
 
 
 def phase1_fuse(options: PipelineOptions) -> list[Pass]:
-    """Rewrite the operator graph: our patterns first, then libraries for what is left.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+    """Rewrite the operator graph: our patterns first, then libraries for what is left."""
     passes: list[Pass] = [
         WidenIndices(),
         CopyConstants(),
@@ -126,18 +105,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
 
 
 def phase2_lower(options: PipelineOptions) -> list[Pass]:
-    """Turn the remaining operators into PrimFuncs and fuse the element-wise ones, as TVM does.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+    """Turn the remaining operators into PrimFuncs and fuse the element-wise ones, as TVM does."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -153,34 +121,12 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
 
 
 def phase3_tir(options: PipelineOptions) -> list[Pass]:
-    """Clean up on the level of PrimFuncs.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+    """Clean up on the level of PrimFuncs."""
     return [relax.transform.DeadCodeElimination()]
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
-    """Make kernels of all PrimFuncs: ours by their plans, the others by safe rules.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+    """Make kernels of all PrimFuncs: ours by their plans, the others by safe rules."""
     triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
     exact = [RoundConstants()] if is_gpu(options.target) else []
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
@@ -254,18 +200,7 @@ def lower_to_vm(options: PipelineOptions) -> list[Pass]:
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
-    """Lower Relax to VM bytecode: memory planning, CUDA graphs, shapes, external modules.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+    """Lower Relax to VM bytecode: memory planning, CUDA graphs, shapes, external modules."""
     graphs = [CaptureCUDAGraphs(options.use_cuda_graph)] if is_cuda(options.target) else []
     metadata = AttachMetadata(dict(options.metadata))
     return [*plan_memory(options), metadata, *graphs, *lower_to_vm(options)]

@@ -18,7 +18,7 @@ from .workload.reference import numpy_dtype
 from .workload.unpacked import decoded
 
 _BLOCK = 1 << 16
-"""Elements that are quantised at once: what a step needs in memory stays in the caches."""
+"""This many elements are quantised at once: what a step needs in memory stays in the caches."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ WARMUP = 5
 """`host_and_device` makes so many calls first, which it does not time."""
 
 BUSY_BYTES = 128 << 20
-"""Copied in front of each kernel on a GPU: it keeps the device busy while the host launches."""
+"""So many bytes are copied in front of each kernel on a GPU: that keeps the device busy while the
+host launches."""
 
 HOW_CPU = "each kernel by the host's clock, between two calls of the virtual machine's instrument"
 HOW_GPU = (
@@ -34,7 +35,7 @@ HOW_GPU = (
 
 _BUILTIN = "vm.builtin."
 _EMPTY = 40
-"""How often a copy alone is done; the second half of them is timed."""
+"""A copy alone is done this often; the second half of the times counts."""
 
 Who = TypeVar("Who", bound=Hashable)
 Found = TypeVar("Found")

@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 MAX_INT32 = 2**31 - 1
 
 MOST_ELEMENTS = 2**59
-"""Of one tensor: eight bytes each, in sums of two that still fit 63 bits."""
+"""A tensor has at most this many elements: eight bytes each, in sums of two that still fit 63
+bits."""
 
 Count = Annotated[int, pydantic.Field(ge=1, le=MAX_INT32)]
 """A size, a number of things: from 1 on, and indices fit 32 bits."""

@@ -111,13 +111,10 @@ def test_the_pipeline_is_registered_also_where_tvm_is_imported_first(
     assert relax.get_pipeline("relax_fusion", target="llvm").info.name == "relax_fusion"
 
 
-def test_type_checkers_find_names_where_they_are() -> None:
-    found = {}
+def test_type_checkers_take_the_names_for_public() -> None:
     for node in ast.walk(ast.parse(Path(relax_fusion.__file__).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level and node.module != "registration":
             assert [name.asname for name in node.names] == [name.name for name in node.names]
-            found |= {name.name: node.module for name in node.names}
-    assert found == relax_fusion._HOME
 
 
 def test_every_public_name_is_described() -> None:

@@ -26,13 +26,14 @@ from .manifest import LIBRARY, MANIFEST, PARAMS, TOKENIZER, Manifest, check_file
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _LONGEST = 255 - len("..XXXXXXXX.part")
-"""Bytes of a name that leave room for the rest of a stage's."""
+"""A name may have this many bytes, which leave room for the rest of a stage's name."""
 
 _stages: dict[Path, list[Path]] = {}
 """What is being filled, and the directories that were made for it, from the innermost on."""
 _last_words: list[Callable[[], None]] = []
 _moving = threading.Lock()
-"""Held while a stage and its place are swapped: nobody must be removing the files of either."""
+"""This lock is held while a stage and its place are swapped: nobody must be removing their
+files."""
 
 
 def place(text: str) -> Path:

@@ -17,7 +17,15 @@ from ..models import random_weights
 from .arrays import check_new, read_inputs, write_outputs
 from .build import device_for, load_library
 from .console import FOREIGN_ERRORS, CliError, Console, first_line
-from .manifest import MANIFEST, PARAMS, Manifest, check_files, exported_again, stored_weights
+from .manifest import (
+    MANIFEST,
+    PARAMS,
+    Compiled,
+    Manifest,
+    check_files,
+    exported_again,
+    stored_weights,
+)
 
 
 def call_command(args: argparse.Namespace, console: Console, manifest: Manifest) -> int:
@@ -30,18 +38,12 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    machine = relax.VirtualMachine(load_library(directory, manifest), device)
-    name = manifest.functions[0]
-    weights = [
-        tvm.runtime.tensor(w, device) for w in weights_of(directory, manifest, args.seed or 0)
-    ]
-    inputs = [tvm.runtime.tensor(array, device) for array in arrays]
-    console.step(f"calling {name}")
-    # A model that is built from a configuration takes its weights as one tuple.
-    packed = weights if manifest.config is None else [weights]
+    weights = weights_of(directory, manifest, args.seed or 0)
+    call = Call(load_library(directory, manifest), manifest, device, arrays, weights)
+    console.step(f"calling {manifest.functions[0]}")
     start = time.perf_counter()
     try:
-        results = list(arrays_of(machine[name](*inputs, *packed)))
+        results = call.arrays(call())
     except FOREIGN_ERRORS as err:
         raise CliError(f"{manifest.source} cannot take these inputs: {first_line(err)}") from err
     seconds = time.perf_counter() - start
@@ -50,6 +52,48 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
         write_outputs(out, outputs)
     _print(args, console, outputs, seconds)
     return 0
+
+
+class Call:
+    """A function on the device with its inputs, ready to be called.
+
+    Parameters
+    ----------
+    compiled : Any
+        An executable or a library.
+    manifest : Compiled
+        Says the function, the first, and how it takes weights.
+    device : tvm.runtime.Device
+        Where it runs.
+    inputs, weights : iterable of numpy.ndarray
+        What it takes, in order.
+    """
+
+    def __init__(
+        self,
+        compiled: object,
+        manifest: Compiled,
+        device: tvm.runtime.Device,
+        inputs: Iterable[np.ndarray],
+        weights: Iterable[np.ndarray],
+    ) -> None:
+        self.machine, self._device = relax.VirtualMachine(compiled, device), device
+        self._function = self.machine[manifest.functions[0]]
+        put, stored = (
+            [tvm.runtime.tensor(array, device) for array in arrays] for arrays in (inputs, weights)
+        )
+        # A model that is built from a configuration takes its weights as one tuple.
+        self._args = [*put, *(stored if manifest.config is None else [stored])]
+
+    def __call__(self) -> object:
+        """Call the function and wait until the device is done."""
+        result = self._function(*self._args)
+        self._device.sync()
+        return result
+
+    def arrays(self, result: object) -> list[np.ndarray]:
+        """Return a result's arrays."""
+        return list(arrays_of(result))
 
 
 def weights_of(directory: Path, manifest: Manifest, seed: int) -> Iterable[np.ndarray]:

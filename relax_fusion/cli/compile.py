@@ -47,7 +47,7 @@ UNASKED: dict[str, Any] = {
     "dump_functions": (),
     "dump_phases": (),
 }
-"""What `compile_to` reads beside the arguments of a model, as by default."""
+"""`compile_to` reads these arguments beside those of a model; here they have their defaults."""
 
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:

@@ -106,7 +106,7 @@ codecs.register_error("relax_fusion.json", _as_in_json)
 
 
 FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-"""What TVM raises: every failed check of its C++ side arrives as one of these."""
+"""TVM raises one of these errors for every failed check of its C++ side."""
 
 
 def first_line(err: BaseException) -> str:

@@ -29,7 +29,8 @@ TOKENIZER = "tokenizer.json"
 MANIFEST = "manifest.json"
 FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json"]
 FORMAT = 6
-"""Raised when an older `run` could not read what `compile` writes."""
+"""The number of the manifest's format; it rises when an older `run` could not read what `compile`
+writes."""
 
 Weights = Literal["file", "random", "none"]
 

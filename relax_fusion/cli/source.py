@@ -23,7 +23,8 @@ from .console import CliError
 from .model_arguments import asked
 
 DEFAULT_MAX_SEQ_LEN = 4096
-"""Rows of the caches by default: those of a model made for 131072 tokens would fill a machine."""
+"""Caches have at most this many rows by default: those of a model made for 131072 tokens would fill
+a machine."""
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,10 @@ def _accumulate_panels(
 
 
 WORDS, SCALES = 0, 1
-"""The operands that a packed weight is stored as."""
+"""These are the numbers of the operands that a packed weight is stored as."""
 
 EXPONENT_BIAS = 127
-"""Of a float32."""
+"""The exponent of a float32 is stored with this number added to it."""
 
 
 def field(form: Packed, word: tirx.Expr, which: tirx.Expr) -> tirx.Expr:

@@ -17,8 +17,8 @@ ACCUMULATE = "float32"
 
 NEAR = 0.5
 NEAR_ZERO = (-0.333331484, 0.133259869, -0.0530529242, 0.0172569385)
-"""Where the polynomial is taken for tanh, and its coefficients c in ``x + x^3 (c0 + c1 x^2 ...)``:
-least squares, reweighted until the relative error was level, 1.6e-8 at most."""
+"""Below this magnitude, tanh is the polynomial ``x + x^3 (c0 + c1 x^2 ...)`` with these
+coefficients: least squares, reweighted until the relative error was level, 1.6e-8 at most."""
 
 _SQRT_HALF = 0.7071067811865476
 _SQRT_2_OVER_PI = 0.7978845608028654

@@ -236,7 +236,7 @@ def _projection(
         sums = acc(tirx.IntImm("int64", 0), i, j)
         return sums.astype(ACCUMULATE) if projection.epilogue else sums  # of integers, int32
 
-    value = stepped(stages, index, projection.epilogue, total, n)
+    value = stepped(stages, index, projection.epilogue, total)
     out = te.compute(
         int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
     )

@@ -11,10 +11,10 @@ from ..workload import Packed
 from ..workload.formats import ALL
 
 EXACT = {"float16": 2**11, "bfloat16": 2**8}
-"""Up to where these types have every whole number."""
+"""Each of these types has every whole number up to this one."""
 
 Stored = Callable[..., tirx.Expr]
-"""What an operand holds at its indices."""
+"""A function that returns what an operand holds at its indices."""
 
 
 def unpacked(

@@ -13,8 +13,8 @@ from .activations import ACCUMULATE
 from .stages import Padding, Reader, Size, Stages, int64, stack_parts
 
 Pairs = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
-"""An element of part p of a pair: of an accumulator by part, row and pair; of a result the part is
-last."""
+"""A function that returns an element of a pair: of an accumulator by part, row and pair; of a
+result the part is last."""
 
 
 def feature_of(rope: Rope, part: tirx.Expr, pair: tirx.Expr) -> tirx.Expr:
@@ -59,9 +59,9 @@ def rotated(rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]) -> Pa
         column = _column(rope, p, j)
         own, other = value(p, i, j), value(1 - p, i, j)
         signed = te.if_then_else(p == 0, -other, other)
-        turned = own * cos(row, column).astype(ACCUMULATE)
-        turned = turned + signed * sin(row, column).astype(ACCUMULATE)
-        return te.if_then_else(_turns(rope, j), turned, own)
+        sums = own * cos(row, column).astype(ACCUMULATE)
+        sums = sums + signed * sin(row, column).astype(ACCUMULATE)
+        return te.if_then_else(_turns(rope, j), sums, own)
 
     return element
 

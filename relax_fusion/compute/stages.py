@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from tvm import te, tirx
@@ -186,48 +187,22 @@ def stack_parts(
     return lambda p, j, r: both(p, r, j)
 
 
-def stepped(
-    stages: Stages,
-    which: int,
-    steps: Sequence[Step],
-    value: Element,
-    columns: Size,
-    width: int = 1,
-) -> Element:
-    """Return the element after the steps behind matmul number `which`.
-
-    Columns beyond the last of `columns`, up to a multiple of `width`, have the last one's operands.
-    """
+def stepped(stages: Stages, which: int, steps: Sequence[Step], value: Element) -> Element:
+    """Return the element after the steps behind matmul number `which`."""
     for position, step in enumerate(steps):
-        if isinstance(step, float) or step in ACTIVATIONS:
-            value = _scaled(value, step) if isinstance(step, float) else _active(value, step)
-            continue
-        operand = stages[operand_name(step, which, position)]
-        residual = step == "residual"
-        term = _by_last_axes(operand) if residual else _by_column(operand, columns, width)
-        value = (_product if step == "scale" else _sum)(value, term)
+        operand = None
+        if isinstance(step, str) and step not in ACTIVATIONS:
+            operand = stages[operand_name(step, which, position)]
+        value = partial(_after, value, step, operand)
     return value
 
 
-def _by_last_axes(tensor: te.Tensor) -> Element:
-    return lambda *at: tensor(*at[len(at) - len(tensor.shape) :])
-
-
-def _by_column(tensor: te.Tensor, columns: int, width: int) -> Element:
-    return lambda *at: tensor(clamped(at[-1], columns, width))
-
-
-def _sum(value: Element, term: Element) -> Element:
-    return lambda *at: value(*at) + term(*at).astype(ACCUMULATE)
-
-
-def _product(value: Element, factor: Element) -> Element:
-    return lambda *at: value(*at) * factor(*at).astype(ACCUMULATE)
-
-
-def _scaled(value: Element, factor: float) -> Element:
-    return lambda *at: value(*at) * tirx.const(factor, ACCUMULATE)
-
-
-def _active(value: Element, name: str) -> Element:
-    return lambda *at: activate(name, value(*at))
+def _after(value: Element, step: Step, operand: te.Tensor | None, *at: tirx.Expr) -> tirx.Expr:
+    """Return an element after a step; an operand of fewer axes has the last ones."""
+    before = value(*at)
+    if isinstance(step, float):
+        return before * tirx.const(step, ACCUMULATE)
+    if operand is None:
+        return activate(step, before)
+    term = operand(*at[len(at) - len(operand.shape) :]).astype(ACCUMULATE)
+    return before * term if step == "scale" else before + term

@@ -23,13 +23,14 @@ TURNED = "turned"
 """Name of the blocks that copy a square of a weight which is to be transposed on the way."""
 
 PANEL = "panel"
-"""What stands for a loop over the panels of a tile of columns."""
+"""This name stands for a loop over the panels of a tile of columns."""
 
 Packing: TypeAlias = Literal["blocks", "once", "none"]
 """When weights are copied side by side: by each block, once in front of all blocks, or never."""
 
 Copy: TypeAlias = Callable[[Sequence[tirx.Expr], tirx.Expr], None]
-"""Writes the copy of an element of a weight: its place in the sum, and its column in a panel."""
+"""A function that writes the copy of an element of a weight, given its place in the sum and its
+column in a panel."""
 
 
 class WeightPanels(TileWriter):

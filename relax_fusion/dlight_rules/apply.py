@@ -27,7 +27,7 @@ from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
 from .tensor_cores.dependent import launched_early
 
 TRITON = "Triton"
-"""Stands for a rule where Triton kernels are put in place later."""
+"""This name stands for a rule where Triton kernels are put in place later."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")

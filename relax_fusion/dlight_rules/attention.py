@@ -40,10 +40,12 @@ VECTORS = (
 """Blocks whose last loop runs over neighbouring elements."""
 
 SOMETIMES = ("k_load", "v_load", "mask", "mask_edge")
-"""Such blocks, which are not in every function for a CPU."""
+"""Blocks whose last loop runs over neighbouring elements, and which not every function for a CPU
+has."""
 
 FOLDS = tuple(f"{name}_fold{1 << level}" for name in ("max", "sum", "scores") for level in range(8))
-"""Such blocks, as many as partial results can be halved."""
+"""Blocks that halve partial results, each over neighbouring elements, as often as they can be
+halved."""
 
 SPREAD = (
     "q_load",

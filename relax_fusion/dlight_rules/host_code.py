@@ -27,7 +27,7 @@ def launches_threads(stmt: tirx.Stmt) -> bool:
 
 
 Functions = Callable[[ir.GlobalVar], object]
-"""Returns what a variable stands for, None if that is not known."""
+"""A function that returns what a variable stands for, None if that is not known."""
 
 
 def host_accesses(root: object, functions: Functions | None = None) -> list[str]:

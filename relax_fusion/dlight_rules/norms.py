@@ -27,7 +27,7 @@ VECTORS_PER_THREAD = 2
 at once.  Assumed, not measured."""
 
 ARITHMETIC_BYTES = 4
-"""Of the numbers that statistics are computed in: TVM 0.27 has no vector of eight floats."""
+"""Statistics are computed in numbers of this many bytes: TVM 0.27 has no vector of eight floats."""
 
 
 class NormRule(SafeRule):

@@ -13,8 +13,8 @@ from ..errors import Decline, LoweringError, Reason
 from ..tvm_ir import SBlockRealize
 
 SCHEDULE_ERRORS = (s_tir.ScheduleError, tvm.error.InternalError, LoweringError)
-"""What a schedule primitive raises where it does not apply, and building a kernel where it cannot.
-Any other exception is a mistake of ours, and is not hidden."""
+"""A schedule primitive raises one of these where it does not apply, and building a kernel where it
+cannot. Any other exception is a mistake of ours, and is not hidden."""
 
 
 TVM_RULE_ERRORS = (
@@ -26,8 +26,8 @@ TVM_RULE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a rule of TVM is known to raise on functions that it was not made for: its own assertions,
-and what comes of shapes that it did not expect."""
+"""A rule of TVM is known to raise one of these on functions that it was not made for: its own
+assertions, and what comes of shapes that it did not expect."""
 
 
 def first_line(err: Exception) -> str:

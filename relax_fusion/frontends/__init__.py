@@ -43,10 +43,8 @@ def _torch() -> Reader:
 SUFFIXES: Mapping[str, tuple[str, Callable[[], Reader]]] = MappingProxyType(
     {".onnx": ("onnx", _onnx), ".pt2": ("torch", _torch)}
 )
-"""By the suffix of a file, in lower case: the package that is needed, and what imports the reader.
-
-The package has the name of the extra that installs it.
-"""
+"""The package that reads a file and what imports the reader, by the file's suffix in lower case.
+The package has the name of the extra that installs it."""
 
 
 def read_model(path: Path) -> ImportedModel:

@@ -21,7 +21,7 @@ from ..tvm_ir import GenericConst
 from ..validation import MAX_INT32, Natural, shown
 
 FUNCTION = "main"
-"""What TVM's importers call the function of a model."""
+"""TVM's importers give the function of a model this name."""
 
 
 @dataclass(frozen=True)

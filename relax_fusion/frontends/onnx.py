@@ -25,13 +25,13 @@ from ..validation import shown
 from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
 
 LARGEST_CONSTANT = 4096
-"""Elements up to which a constant stays in the code: passes look into such ones."""
+"""A constant of at most this many elements stays in the code: passes look into such ones."""
 
 MOST_NODES = 1_000_000
-"""Nodes of a graph in which functions stand where they are called."""
+"""A graph, with functions in the places of their calls, has at most this many nodes."""
 
 MOST_TERMS = 100
-"""Names and numbers in the expression of a size."""
+"""The expression of a size has at most this many names and numbers."""
 
 _READERS = (
     *("relax.matmul", "relax.take", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"),

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC = {"add": aten.bitwise_or.Tensor, "mul": aten.bitwise_and.Tensor}
-"""What sums and products of booleans are."""
+"""Sums and products of booleans become these operators."""
 _REDUCED = ("sum", "prod", "cumsum", "cumprod", "mean")
 _JOINED = ("cat", "stack")
 _MASKED = {"where": 0, "masked_fill": 1}
@@ -147,4 +147,4 @@ DECOMPOSED = {
         aten.full_like.default(y, x), y
     ),
 }
-"""Operators that the importer does not have, by those that it has."""
+"""Operators that the importer lacks, each in terms of those that it has."""

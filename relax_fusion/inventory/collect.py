@@ -14,7 +14,7 @@ from ..report import Report
 from ..report.decision import Decision
 from ..report.item import Array, Item, Product
 from ..report.sizes import Extent, renamed
-from ..transforms.modules import functions_of
+from ..transforms.modules import bindings_of, functions_of
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
 from .graphs import kind_of, products_of, storage_of
@@ -93,7 +93,8 @@ class _Collector:
 
     def called(self, func: relax.Function) -> Iterator[str]:
         """Yield the names of Relax functions that a function calls."""
-        for _, value in _bindings(func.body):
+        for binding, _ in bindings_of(func.body):
+            value = binding.value
             if isinstance(value, relax.Function):
                 yield from self.called(value)
             elif isinstance(value, relax.Call) and isinstance(value.op, ir.GlobalVar):
@@ -121,7 +122,8 @@ class _Collector:
             Local functions that it can call.
         """
         known = dict(around or {})
-        for var, value in _bindings(func.body):
+        for binding, _ in bindings_of(func.body):
+            var, value = binding.var, binding.value
             if isinstance(value, relax.Function):
                 known[var] = value
             if not isinstance(value, relax.Call):
@@ -171,18 +173,6 @@ class _Collector:
         if is_call(call, *OUTSIDE) and isinstance(call.args[0], relax.ExternFunc):
             return _outside(function, var, call.args[0], call.args[1:])
         return None
-
-
-def _bindings(body: relax.Expr) -> Iterator[tuple[relax.Var, relax.Expr]]:
-    """Yield the bindings of a body in order, and those of its branches; local functions whole."""
-    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-        for binding in block.bindings:
-            value = getattr(binding, "value", None)
-            if isinstance(value, relax.If):
-                yield from _bindings(value.true_branch)
-                yield from _bindings(value.false_branch)
-            elif value is not None:
-                yield binding.var, value
 
 
 def _fused(function: str, var: relax.Var, call: relax.Call, decision: Decision) -> Item:

@@ -31,7 +31,7 @@ COUNTED: dict[str, Kind] = {
 Shape = Sequence[PrimExpr]
 
 _TYPED = re.compile(r"T\.int(?:32|64)\((\d+)\)")
-"""How TVM prints a number beside a symbolic size."""
+"""TVM prints a number beside a symbolic size like this."""
 
 
 def extent(size: PrimExpr | int) -> Extent:
@@ -105,7 +105,7 @@ def operator_item(function: str, var: relax.Var, call: relax.Call) -> Item:
 
 def _products(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple[Product, ...]:
     if is_call(call, "relax.matmul", "relax.linear") and len(shapes) >= 2:
-        return (_matmul(shapes[0], shapes[1], out, turned=is_call(call, "relax.linear")),)
+        return (_matmul(shapes[0], shapes[1], out, transposed=is_call(call, "relax.linear")),)
     if is_call(call, "relax.einsum"):
         return _einsum(str(call.attrs.subscripts), shapes)
     if is_call(call, *CONVOLUTIONS) and len(shapes) >= 2:
@@ -115,12 +115,12 @@ def _products(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple[Pr
     return ()
 
 
-def _matmul(left: Shape, right: Shape, out: Shape, *, turned: bool) -> Product:
+def _matmul(left: Shape, right: Shape, out: Shape, *, transposed: bool) -> Product:
     """Return the product of tensors, whose leading dimensions broadcast; vectors have one row."""
     k = left[-1]
     if len(right) == 1:
         return Product(extent(product(left[:-1])), 1, extent(k))
-    n = right[-2] if turned else right[-1]
+    n = right[-2] if transposed else right[-1]
     if len(right) == 2:
         return Product(extent(product(left[:-1])), extent(n), extent(k))
     m = [left[-2]] if len(left) > 1 else []
@@ -155,11 +155,11 @@ def _convolution(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple
     by_letter = dict(zip(weights, shapes[1], strict=False))
     if set(weights) - {"O", "I", "D", "H", "W"} or len(by_letter) != len(shapes[1]):
         return ()
-    turned = str(call.op.name).endswith("_transpose")
+    transposed = str(call.op.name).endswith("_transpose")
     window = [size for letter, size in by_letter.items() if letter not in "OI"]
-    places = shapes[0] if turned else out
+    places = shapes[0] if transposed else out
     m = product([s for letter, s in zip(layout, places, strict=False) if letter != "C"])
-    if turned:  # each input element is multiplied by the window of every output channel
+    if transposed:  # each input element is multiplied by the window of every output channel
         columns, depth = product([by_letter["O"], *window]), by_letter["I"] // groups
     else:
         columns, depth = by_letter["O"] // groups, product([by_letter["I"], *window])

@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 from ..matching.expressions import found_in, loads_of, substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node
-from ..transforms.modules import functions_of
+from ..transforms.modules import bindings_of, functions_of
 from ..tvm_ir import Analyzer, TensorLoad
 from .operators import COUNTED, operator_item
 
@@ -64,7 +64,7 @@ def _nodes(mod: ir.IRModule, func: relax.Function, sizes: Sizes) -> Iterator[Nod
     names: dict[relax.Var, tuple[str, ...]] = {}
     given = {param: param.name for param in func.params}
     used: set[str] = set()
-    for binding in _bindings(func.body):
+    for binding, _ in bindings_of(func.body):
         value, var = binding.value, binding.var
         variables = list(_variables(value))
         weights = [given[v] for v in variables if v in given]
@@ -126,16 +126,6 @@ def _moved(value: relax.Expr, operands: Sequence[int], result: int) -> tuple[int
     if what in PARTIAL:
         return min(sum(operands), result), result
     return sum(operands), result
-
-
-def _bindings(body: relax.Expr) -> Iterator[relax.Binding]:
-    """Yield the bindings of a body in order, those of both branches in front of a condition."""
-    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-        for binding in block.bindings:
-            if isinstance(binding.value, relax.If):
-                yield from _bindings(binding.value.true_branch)
-                yield from _bindings(binding.value.false_branch)
-            yield binding
 
 
 def _operands(value: relax.Expr) -> Iterator[relax.Expr]:

@@ -190,7 +190,7 @@ def every_launch(branches: Sequence[Branch]) -> list[Launch]:
 
 
 PLACE = ir.StringImm("the kernels that are not Triton's")
-"""What stands for these kernels until they are put in."""
+"""This statement stands for the kernels that are not Triton's until they are put in."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _signature(name: str) -> str:
 _PASSED = "self, args, num_args, result"
 
 _OUTCOME = "{} < 0 ? -1 : 0"
-"""What a launcher returns, of what the launch does."""
+"""A launcher returns this, given what the launch returned."""
 
 _END = """#ifdef __cplusplus
 }  // extern "C"

@@ -25,7 +25,8 @@ OPTIONS = (
     "--ptxas-options=--register-usage-level=10",
     "-DINFINITY=__int_as_float(0x7f800000)",
 )
-"""What TVM itself gives to NVRTC on load, so that kernels compute the same; no warnings."""
+"""TVM gives these options to NVRTC on load, so that kernels compute the same; there are no
+warnings."""
 
 # TVM's sources begin with these two, of which the real ones take 25 times as long as a kernel.
 _OWN_HEADERS = {

@@ -18,7 +18,7 @@ from ..transforms.modules import OPAQUE, functions_of, is_narrow, with_functions
 from ..tvm_ir import structural_map
 
 _ITEM = "relax_fusion.item."
-"""What the function is called, followed by a number, that stands for an item of a tuple."""
+"""A function that stands for an item of a tuple has this name, followed by a number."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseOps")

@@ -48,4 +48,5 @@ LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.layer_norm": legalize_layer_norm,
 }
-"""For ``relax.transform.LegalizeOps(LEGALIZE_MAP)``."""
+"""What ``relax.transform.LegalizeOps(LEGALIZE_MAP)`` makes of operators that TVM legalises
+wrongly."""

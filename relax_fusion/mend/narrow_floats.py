@@ -28,7 +28,7 @@ class _Float8:
     mantissa: int
     bias: int
     overflow: int
-    """What numbers that are too large become: infinity, or NaN where there is none."""
+    """Numbers that are too large become this: infinity, or NaN where there is none."""
     nan: int
 
     def decoded(self, byte: tirx.Expr, *, named: bool) -> tirx.Expr:

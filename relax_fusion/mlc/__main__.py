@@ -27,7 +27,7 @@ from .package import KNOWN, has_native_library
 from .phases import install
 
 TRACEBACK = "--traceback"
-"""Our argument, anywhere: errors come with the place in the code."""
+"""This argument of ours, anywhere on the line, has errors told with the place in the code."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,7 +77,7 @@ NEED_LIBRARY = ("chat", "serve", "package", "calibrate", "router")
 """The subcommands that MLC-LLM's native library runs, or that start MLC-LLM anew."""
 
 NAMES = ("llvm", *sorted(name for name, spec in DEVICES.items() if spec.kind == "gpu"))
-"""What ``--device`` takes beside MLC-LLM's names: this machine's processor, and GPUs."""
+"""``--device`` takes these names beside MLC-LLM's: this machine's processor, and GPUs."""
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -36,13 +36,13 @@ REPLACED = (
     *("FuseDequantizeMatmulEwise", "FuseDequantizeTake", "CleanUpTIRAttrs"),
     *("LowBatchGemvSpecialize", "LiftTIRGlobalBufferAlloc"),
 )
-"""Those in whose place ours run."""
+"""The passes of MLC-LLM in whose place ours run."""
 
 NAME = "mlc_llm"
 """The name under which MLC-LLM asks for its pipeline."""
 
 FLAGS = "mlc_llm.interface.compiler_flags"
-"""Where its options of optimisation are."""
+"""MLC-LLM's module of its options of optimisation."""
 
 KNOWN = "known to work is its commit 79d603f (2026-07-23)"
 GET_IT = "git clone https://github.com/mlc-ai/mlc-llm; export PYTHONPATH=$PWD/mlc-llm/python"
@@ -164,7 +164,7 @@ LIBRARIES: dict[str, tuple[str, Callable[[], bool]]] = {
     ),
     "cutlass": ("a TVM that was built with CUTLASS", _in_tvm("cutlass.group_gemm")),
 }
-"""By option: what it needs, and whether that is there."""
+"""What an option of MLC-LLM needs, by its name, and whether that is there."""
 
 
 def available(option: str, wanted: bool) -> bool:

@@ -194,7 +194,7 @@ CHOICES = (
 """Arguments of our pipeline that MLC-LLM's lacks."""
 
 _before: dict[str, Any] = {}
-"""What `install` replaced, the pipeline and the method that settles the options, and where."""
+"""What `install` replaced and where: the pipeline, and the method that settles the options."""
 
 
 def install(**choices: Any) -> None:

@@ -24,18 +24,19 @@ Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 """The values of ``hidden_act`` / ``activation_function`` that the models build."""
 
 Layers = Annotated[Count, Field(le=10_000)]
-"""Every layer is a part of the module, so that a typing error would fill the memory."""
+"""A number of layers: each is a part of the module, so that a typing error would fill the
+memory."""
 
 MAX_WIDTH = 2**24
 Width = Annotated[Count, Field(le=MAX_WIDTH)]
-"""Features or heads: with more, the elements of one weight could not be counted."""
+"""A number of features or heads: with more, a weight's elements could not be counted."""
 
 Epsilon = Annotated[float, Field(ge=0, le=1)]
 EndTokens = Annotated[tuple[Natural, ...], Field(alias="eos_token_id")]
 """Tokens that end a text; a ``config.json`` has one, a list of them, or none."""
 
 _LONGEST = 2**24
-"""Bytes of a ``config.json``: beyond, it is another file, such as one of weights."""
+"""A ``config.json`` has at most this many bytes: a longer file is one of weights, say."""
 
 _Family = TypeVar("_Family", "LlamaConfig", "GPT2Config", "BertConfig")
 

@@ -239,5 +239,5 @@ _FAMILIES = (
 ARCHITECTURES = tuple(family.architecture for family in _FAMILIES)
 """Values of ``architectures`` that `LlamaConfig` describes."""
 MODEL_TYPES = tuple(family.model_type for family in _FAMILIES)
-"""The same of ``model_type``."""
+"""Values of ``model_type`` that `LlamaConfig` describes."""
 _BY_NAME = {name: f for f in _FAMILIES for name in (f.architecture, f.model_type)}

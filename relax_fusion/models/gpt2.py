@@ -112,8 +112,8 @@ class GPT2LMHeadModel(nn.Module):
 
 def recipes(config: GPT2Config, max_seq_len: int) -> dict[str, Recipe]:
     """Which parameters of `GPT2LMHeadModel` a checkpoint stores the other way round."""
-    turned = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    transposed = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     names = [
-        f"transformer.h.{i}.{part}.weight" for i in range(config.num_layers) for part in turned
+        f"transformer.h.{i}.{part}.weight" for i in range(config.num_layers) for part in transposed
     ]
     return {name: Recipe((name,), transpose=True) for name in names}

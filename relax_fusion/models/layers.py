@@ -189,7 +189,7 @@ class Recipe:
     rows : tuple[int, ...]
         Rows of each, where there are several.
     transpose : bool
-        Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be turned.
+        Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be transposed.
     compute : Callable[[], numpy.ndarray], optional
         Makes a parameter that no checkpoint holds; ``names`` is then empty.
     """

@@ -150,8 +150,8 @@ class Angles:
         """
         wide = x if x.dtype == self.cos.dtype else in_float32(x)
         low, high = op.split(wide, 2, axis=-1)
-        turned = wide * self.cos + op.concat([op.negative(high), low], dim=-1) * self.sin
-        return turned if x.dtype == wide.dtype else op.astype(turned, x.dtype)
+        rotated = wide * self.cos + op.concat([op.negative(high), low], dim=-1) * self.sin
+        return rotated if x.dtype == wide.dtype else op.astype(rotated, x.dtype)
 
     def turn_first(self, qkv: Tensor, heads: int) -> Tensor:
         """Rotate the first heads of a merged projection ``[batch, seq_len, features]``.
@@ -165,6 +165,6 @@ class Angles:
         """
         batch, seq_len, _ = qkv.shape
         head_dim = self.cos.shape[-1]
-        turned, kept = op.split(qkv, [heads * head_dim], axis=-1)
-        turned = self.turn(op.reshape(turned, (batch, seq_len, heads, head_dim)))
-        return op.concat([op.reshape(turned, (batch, seq_len, heads * head_dim)), kept], dim=-1)
+        rotated, kept = op.split(qkv, [heads * head_dim], axis=-1)
+        rotated = self.turn(op.reshape(rotated, (batch, seq_len, heads, head_dim)))
+        return op.concat([op.reshape(rotated, (batch, seq_len, heads * head_dim)), kept], dim=-1)

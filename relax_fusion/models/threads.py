@@ -15,7 +15,7 @@ _ONE_EACH, _SHARED = -2, -3
 """Whether each thread has a processor of its own, or all have all: TVM's ``AffinityMode``."""
 
 _MOST = 4096
-"""Threads of a pool; with millions, making it takes the machine."""
+"""A pool has at most this many threads; making one with millions takes the machine."""
 
 _DONE = threading.local()
 

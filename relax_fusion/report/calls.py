@@ -83,9 +83,9 @@ def calls_of(report: Report) -> list[Call]:
         rest = None if graph is None else _sum_of(others)
         for values in _values(own, _limits(function, report)) if spec is not None else ():
             each = [_times(i, values, decisions[i.kernel], report.material) for i in own]
-            fused, apart, floor = zip(*each, strict=True)
+            fused, unfused, floor = zip(*each, strict=True)
             known = math.fsum(seconds for seconds in fused if seconds is not None)
-            found.append(Call(function, values, known, rest, _sum_of(apart), _sum_of(floor)))
+            found.append(Call(function, values, known, rest, _sum_of(unfused), _sum_of(floor)))
     return found
 
 
@@ -112,7 +112,7 @@ def _values(items: Iterable[Item], limits: Mapping[str, int]) -> list[dict[str, 
 def _times(
     item: Item, values: Values, decision: Decision, material: Material
 ) -> tuple[float | None, ...]:
-    """Return what a chain takes by its plans, what it takes apart, and its floor, in all calls."""
+    """Return what a chain takes by its plans, unfused, and at least, in all calls."""
     work, spec, plans = decision.workload, material.spec, decision.plans
     size = size_of(item, work, values) if work is not None else None
     if work is None or plans is None or spec is None or size is None:
@@ -120,7 +120,7 @@ def _times(
     try:
         found, _ = planned(item, work, plans, values, spec)
         known = {p.size: p.unfused for p in decision.predictions}
-        apart = known.get(size) or predict_unfused(work, spec, size, backend=material.backend)
+        unfused = known.get(size) or predict_unfused(work, spec, size, backend=material.backend)
     except RelaxFusionError:
         return (None,) * 3
     if found is None or not math.isfinite(found.seconds):
@@ -128,7 +128,7 @@ def _times(
     floor = floor_s(work, spec, size)
     return tuple(
         None if seconds is None else item.count * seconds
-        for seconds in (found.seconds, apart.seconds, floor)
+        for seconds in (found.seconds, unfused.seconds, floor)
     )
 
 

@@ -19,14 +19,15 @@ Kind = Literal[
 ]
 
 CHAINS = ("projection", "norm -> projection", "projection -> activation", "rope", "attention")
-"""What `Coverage` counts.  A projection is a matmul with a weight.  The second is a norm that a
-projection reads, the third an activation of a projection's result, a gate's among them; only moves
-of elements, casts and biases may stand between.  The last are rotations, where those that one
+"""The chains that `Coverage` counts. A projection is a matmul with a weight. The second is a norm
+that a projection reads, the third an activation of a projection's result, a gate's among them; only
+moves of elements, casts and biases may stand between. The last are rotations, where those that one
 kernel makes of one projection's result count once, and softmaxes between matmuls."""
 
 
 IS_OFF = " is switched off"
-"""How a reason ends that is no more than the choice of who compiled; the pass's name is before."""
+"""A reason that is no more than the choice of who compiled ends like this, behind the pass's
+name."""
 
 
 @dataclass(frozen=True)

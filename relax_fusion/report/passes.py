@@ -15,7 +15,7 @@ from .text_changes import Hunk, Kind
 
 PASSES = "passes.json"
 FORMAT = 1
-"""What this version writes, and the newest that it reads."""
+"""This version writes this format, and reads up to it."""
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ BATCHES = ("batch", "batch_size")
 """These are the names of sizes that count sequences."""
 
 MOST_POINTS = 512
-"""Combinations of sizes that are counted for one function."""
+"""At most this many combinations of sizes are counted for one function."""
 
 _LONGEST = 10_000
-"""Characters of an expression that is read."""
+"""An expression that is read has at most this many characters."""
 
 _DAMAGE = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What Python's parser raises of a text that is no expression, or is nested too deeply."""
+"""Python's parser raises one of these of a text that is no expression, or is nested too deeply."""
 
 _BINARY: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,

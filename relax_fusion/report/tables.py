@@ -236,7 +236,7 @@ def calls_table(calls: Sequence[Call], every: bool = False) -> Table:
     for name in dict.fromkeys(call.function for call in calls):
         own = [call for call in calls if call.function == name]
         for call in own if every else _ends(own):
-            apart, fused, floor = call.unfused_s, call.fused_s, call.floor_s
+            unfused, fused, floor = call.unfused_s, call.fused_s, call.floor_s
             whole = None if floor is None or call.rest_s is None else floor + call.rest_s
             rows.append(
                 (
@@ -245,8 +245,8 @@ def calls_table(calls: Sequence[Call], every: bool = False) -> Table:
                     format_seconds(call.seconds),
                     seconds_text(whole),
                     format_seconds(fused),
-                    seconds_text(apart),
-                    f"{apart / fused:.2f}x" if apart is not None and fused else "?",
+                    seconds_text(unfused),
+                    f"{unfused / fused:.2f}x" if unfused is not None and fused else "?",
                 )
             )
     title = (

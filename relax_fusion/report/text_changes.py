@@ -10,22 +10,25 @@ from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["graph", "kernel", "other"]
-"""What a function is: of Relax, a PrimFunc, or neither."""
+"""The kind of a function: of Relax, a PrimFunc, or neither."""
 
 CONTEXT = 2
-"""Unchanged lines before and after a change."""
+"""This many unchanged lines are told before and after a change."""
 
 MOST_COMPARED: dict[Kind, int] = {"graph": 20_000, "kernel": 500, "other": 500}
-"""Lines between the first and the last that differ, by the kind of the function."""
+"""At most this many lines, between the first and the last that differ, are compared, by the kind of
+the function."""
 
 MOST_TOLD: dict[Kind, int] = {"graph": 600, "kernel": 200, "other": 200}
-"""Lines of one function's changes, by its kind; equal changes count once."""
+"""At most this many lines of one function's changes are told, by its kind; equal changes count
+once."""
 
 LONGEST_LINE = 400
-"""Characters of a line that are kept: attributes hold whole kernels, and tuples a whole cache."""
+"""This many characters of a line are kept: attributes hold whole kernels, and tuples a whole
+cache."""
 
 _END = 60
-"""Of these, the last."""
+"""Of a line that is cut, this many of the kept characters are its last."""
 
 _DEFINED = re.compile(r"(?:^\s*|\b)([A-Za-z_]\w*): (?:R|T)\.|^\s*([A-Za-z_]\w*) = ")
 _NAME = re.compile(r"(?<![.\"\w])[A-Za-z_]\w*")

@@ -273,12 +273,12 @@ def _prediction(record: Mapping[str, Any]) -> RangePrediction:
     if isinstance(size, dict):
         size = AttentionSize(**{name: int(value) for name, value in size.items()})
     seconds = (_seconds(record[name]) for name in ("fused_s", "unfused_s"))
-    fused, apart = (Prediction(inf if s is None else s, 0.0, 0.0, 1, bound) for s in seconds)
+    fused, unfused = (Prediction(inf if s is None else s, 0.0, 0.0, 1, bound) for s in seconds)
     return RangePrediction(
         None if upper is None else int(upper),
         size if isinstance(size, AttentionSize) else int(size),
         fused,
-        apart,
+        unfused,
         fused,
         measured_s=_seconds(record["measured_s"]),
     )

@@ -30,7 +30,7 @@ from .measure import Session, compare, decoded, tokens
 from .report_page import fold_layers
 
 PROMPT = 16
-"""The tokens of a prompt, of which torch and ours are timed."""
+"""The prompt has this many tokens; torch and ours are timed by it."""
 
 TURNS, STEPS = 5, 8
 """Ours and torch feed a prompt so often, and so many tokens after each.  TVM's default pipeline
@@ -38,7 +38,7 @@ needs about a second for each token on two cores: it runs one, and one after it,
 them too, to be compared."""
 
 WIDTH = 100
-"""The columns of the printed text."""
+"""The printed text has this many columns."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ LOST = 1
 """The exit code where chains were lost."""
 
 _MOST = 40
-"""Rows of a table in text; the page and JSON have all."""
+"""A table has at most this many rows in text; the page and JSON have all."""
 
 _UNKNOWN = "Code of kernels was not compared: `explain` writes none; give what `compile` wrote."
 

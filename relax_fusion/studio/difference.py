@@ -14,18 +14,18 @@ from ..report.tables import size_text
 from .compilation import Compilation
 
 SHARED = ("source", "device", "dtype", "quantization")
-"""What two compilations are told to have in common."""
+"""The facts that two compilations are told to have in common."""
 
 FACTS = ("source", "target", "dtype", "quantization", "max_seq_len", "batch")
-"""What has to be the same for two compilations to be of one model for one target."""
+"""These facts have to be the same for two compilations to be of one model for one target."""
 
 DEFAULT = "as by default"
-"""What an option is that was not given."""
+"""This text stands for an option that was not given."""
 
 _ANY = 2**62
 
 SAME_S = 1e-3
-"""Part by which two predicted times may differ and still count as the same."""
+"""Two predicted times count as the same where they differ by at most this part."""
 
 
 @dataclass(frozen=True, order=True)

@@ -125,15 +125,15 @@ def _chain(report: Report, decision: Decision, name: str, count: int) -> Html:
 
 def _prediction(report: Report, decision: Decision, prediction: RangePrediction) -> tuple[str, ...]:
     """Return the row of one size."""
-    fused, apart = prediction.fused.seconds, prediction.unfused.seconds
+    fused, unfused = prediction.fused.seconds, prediction.unfused.seconds
     spec, work, measured = report.material.spec, decision.workload, prediction.measured_s
     floor = floor_s(work, spec, prediction.size) if work is not None and spec is not None else None
     return (
         size_text(prediction),
         tile_text(decision, prediction),
         format_seconds(fused),
-        format_seconds(apart),
-        f"{apart / fused:.2f}x" if fused else "",
+        format_seconds(unfused),
+        f"{unfused / fused:.2f}x" if fused else "",
         seconds_text(floor),
         f"{100 * floor / fused:.0f} %" if floor is not None and fused else "",
         prediction.fused.bound,

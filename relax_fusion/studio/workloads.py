@@ -179,11 +179,11 @@ def _text(model: Model, points: Sequence[Points], devices: Sequence[DeviceCosts]
 
 
 LENGTHS = ("seq_len", "total_len", "seq", "sequence", "sequence_length", "total_seq_len")
-"""Names that ``--seq`` gives a value to: one for all, as in a prompt at the beginning."""
+"""``--seq`` gives a value to sizes of these names: one for all, as in a prompt at the beginning."""
 
 USUAL = {**dict.fromkeys(LENGTHS, 512), **dict.fromkeys(BATCHES, 1)}
 OTHER = 64
-"""Values of sizes that nobody gave; `USUAL` of those with a name, and this of others."""
+"""Sizes that nobody gave have this value, or that of `USUAL`, by their name."""
 
 
 def points_of(

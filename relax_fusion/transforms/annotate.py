@@ -25,7 +25,8 @@ class UnknownVariableWarning(UserWarning):
 
 
 _LOWERED = ("relax.memory.", "relax.vm.", "vm.builtin.alloc_shape_heap")
-"""How the names begin of what memory planning and the passes behind it put into functions."""
+"""Memory planning and the passes behind it put calls into functions whose names begin like
+these."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="RefuseLowered")

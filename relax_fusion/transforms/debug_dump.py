@@ -22,7 +22,7 @@ from ..report.record import record_of
 from ..validation import json_text, shown
 from .modules import with_functions
 from .record_passes import PassRecorder, functions_by_name, reached
-from .running import name_of, run_pass
+from .running import CALLER, run_pass, running
 
 REPORT = "report.json"
 """The report of a compilation has this name, in dumps and beside libraries."""
@@ -106,8 +106,9 @@ def phase_runner(
     try:
         yield dump.run
     except BaseException:
+        name, _ = running()
         with suppress(Exception):  # what a pass says is told, and not that its dump failed as well
-            dump.write()
+            dump.write(failed="" if name == CALLER else name)
         raise
     dump.write()
 
@@ -121,8 +122,8 @@ def _run(_file: str, _title: str, passes: Sequence[Pass], mod: ir.IRModule) -> i
 class DebugDump:
     """The directory of a dump: a module for each phase, and what each pass changed.
 
-    One thread compares what passes changed and one writes modules, while the main thread goes on
-    with the next passes.  `write` waits for both, so that a pass that fails leaves a whole dump; a
+    A thread compares what passes changed and writes modules, in turn, while the main thread goes on
+    with the next passes.  `write` waits for it, so that a pass that fails leaves a whole dump; a
     process that is killed can lack what was not written yet.
 
     Parameters
@@ -155,10 +156,8 @@ class DebugDump:
         self._options = options
         self._recorder: PassRecorder | None = None
         self._phases: list[tuple[str, str, list[Future[PassRecord]]]] = []
-        self._comparing = ThreadPoolExecutor(1, "debug_dump")
-        self._writing = ThreadPoolExecutor(1, "debug_dump")
+        self._queue = ThreadPoolExecutor(1, "debug_dump")
         self._written: list[Future[None]] = []
-        self._failed = ""
 
     def run(self, file: str, title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
         """Run the passes of a phase, and write the module behind them as TVMScript.
@@ -184,38 +183,29 @@ class DebugDump:
                 each.result()
         if self._wanted.phases and _short(file) not in self._wanted.phases:
             self._recorder = None
-            for one in passes:
-                self._failed = name_of(one)
-                mod = _run(file, title, [one], mod)
-            self._failed = ""
-            return mod
-        recorder = self._recorder or PassRecorder(mod, self._comparing, self._wanted.functions)
+            return _run(file, title, passes, mod)
+        recorder = self._recorder or PassRecorder(mod, self._queue, self._wanted.functions)
         self._recorder = recorder
         records: list[Future[PassRecord]] = []
         self._phases.append((file, title, records))
-        try:
-            mod = recorder.run(passes, mod, records)
-        finally:
-            self._failed = name_of(passes[len(records)]) if len(records) < len(passes) else ""
+        mod = recorder.run(passes, mod, records)
         part = _part(mod, self._wanted.functions)
-        self._written.append(self._writing.submit(_write_module, self._directory / file, part))
+        self._written.append(self._queue.submit(_write_module, self._directory / file, part))
         return mod
 
-    def write(self) -> None:
-        """Write ``passes.json``.
+    def write(self, failed: str = "") -> None:
+        """Write ``passes.json``, with the name of the pass that failed, if one did.
 
         Raises
         ------
         PipelineError
             If it or the file of a phase cannot be written.
         """
-        for queue in (self._comparing, self._writing):
-            queue.shutdown()
+        self._queue.shutdown()
         for each in self._written:
             each.result()
-        record = DumpRecord(
-            tuple(_phase(*each) for each in self._phases), self._options, self._failed
-        )
+        phases = tuple(_phase(*each) for each in self._phases)
+        record = DumpRecord(phases, self._options, failed)
         _write(self._directory / PASSES, passes_text(record))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -15,10 +15,10 @@ from ..matching.effects import Memory
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..tvm_ir import SBlockRealize, structural_equal
-from .modules import functions_of, with_functions
+from .modules import bindings_of, functions_of, with_functions
 
 CALLS = "tirx.tvm_call_", "tirx.call_extern"
-"""Names of operators, or how they begin, that call what may have effects of its own."""
+"""Operators of these names, or whose names begin so, call what may have effects of its own."""
 
 FIXED_ATTR = "relax_fusion.fixed_arguments"
 """PrimFunc attribute: the fields of `Fixed`."""
@@ -122,7 +122,8 @@ def fixed_arguments(
         memory = Memory(func, mod)
         fixed = (memory.given | memory.constants) - memory.written
         launched: list[list[ir.Expr]] = []
-        for value, always in _values(func.body):
+        for binding, in_branch in bindings_of(func.body):
+            value = binding.value
             if is_call(value, "relax.call_tir") and value.args[0] in functions:
                 sizes = _sizes(value)
                 leads = not any(_implies(sizes, others) for others in launched)
@@ -132,7 +133,7 @@ def fixed_arguments(
                 found[value.args[0]] = Fixed(
                     tuple(a and b for a, b in pairs), before.leads or here.leads
                 )
-                launched += [sizes] if always else []
+                launched += [] if in_branch else [sizes]
     return found
 
 
@@ -153,13 +154,3 @@ def _sizes(call: relax.Call) -> list[ir.Expr]:
 def _implies(sizes: Sequence[ir.Expr], others: Sequence[ir.Expr]) -> bool:
     """Tell whether none of `others` is 0 where none of `sizes` is."""
     return all(any(structural_equal(o, s) for s in sizes) for o in others)
-
-
-def _values(body: relax.Expr, always: bool = True) -> Iterator[tuple[relax.Expr, bool]]:
-    """Yield all that is bound, in order, and whether it is always reached."""
-    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-        for binding in block.bindings:
-            yield binding.value, always
-            if isinstance(binding.value, relax.If):
-                yield from _values(binding.value.true_branch, False)
-                yield from _values(binding.value.false_branch, False)

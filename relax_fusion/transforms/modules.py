@@ -7,7 +7,7 @@ whatever names a virtual device fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tvm_ffi
@@ -29,6 +29,19 @@ KERNELS_ATTR = "relax_fusion.triton_kernels"
 def functions_of(mod: ir.IRModule, kind: type) -> dict[ir.GlobalVar, Any]:
     """Return the functions of a kind, such as ``relax.Function``, by their variables."""
     return {gvar: func for gvar, func in mod.functions_items() if isinstance(func, kind)}
+
+
+def bindings_of(body: relax.Expr, in_branch: bool = False) -> Iterator[tuple[relax.Binding, bool]]:
+    """Yield the bindings of a body in order, and whether each is in a branch of a condition.
+
+    Those of both branches come in front of their condition.
+    """
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from bindings_of(binding.value.true_branch, True)
+                yield from bindings_of(binding.value.false_branch, True)
+            yield binding, in_branch
 
 
 def is_narrow(func: tirx.PrimFunc) -> bool:

@@ -32,10 +32,10 @@ _ASKED = {
 """The passes that look at an operation, whose refusal says most first."""
 
 _PAIRING = ("split", "strided_slice")
-"""What cuts heads into the parts that a rotation turns."""
+"""These operators cut heads into the parts that a rotation pairs."""
 
 _OF_PROJECTIONS = ("relax.exp",)
-"""What is an activation, or a part of one, only behind a projection."""
+"""These operators are an activation, or a part of one, only behind a projection."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="ReportLeftovers")
@@ -188,7 +188,7 @@ class _Looker:
         return f"its result is not multiplied by values: it is {readers}", ""
 
     def _rope(self, found: Operation) -> tuple[str, str]:
-        """Say what is turned, what both products of the sum are made of, and why it was left."""
+        """Say what is rotated, what both products of the sum are made of, and why it was left."""
         value = self.view.defs[found.var]
         if is_call(value, "relax.call_tir"):
             made = self.around.maker(value.args[1].fields[0])
@@ -204,17 +204,17 @@ class _Looker:
         both = [a for a in first if any(a.same_as(b) for b in second)]
         if not both:
             return "it turns a parameter", "rope"
-        turned = next((a for a in both if self.around.is_projection(a)), both[0])
+        rotated = next((a for a in both if self.around.is_projection(a)), both[0])
         product = self.view.call(total.args[0], "relax.multiply") if total is not None else None
         ways = [(a, *root_of(self.view, a)) for a in product.args] if product is not None else []
-        of_it = ((a, steps) for a, root, steps in ways if root.same_as(turned))
+        of_it = ((a, steps) for a, root, steps in ways if root.same_as(rotated))
         source, steps = next(of_it, (None, list[str]()))
-        if self.around.kinds.get(turned) == "norm" and "FuseNormRotation" in self.disabled:
+        if self.around.kinds.get(rotated) == "norm" and "FuseNormRotation" in self.disabled:
             return f"FuseNormRotation{IS_OFF}", "rope"
-        what = f"it turns what {self.around.maker(turned)} made{_behind(steps)}"
-        return what + self._why_not_turned(turned, source), "rope"
+        what = f"it turns what {self.around.maker(rotated)} made{_behind(steps)}"
+        return what + self._why_not_rotated(rotated, source), "rope"
 
-    def _why_not_turned(self, made: relax.Expr, source: relax.Expr | None) -> str:
+    def _why_not_rotated(self, made: relax.Expr, source: relax.Expr | None) -> str:
         """Say why neither the kernel that `made` a tensor nor one of a norm rotates `source`."""
         if self.around.kinds.get(made) == "norm":
             return "; FuseNormRotation does not read the two as one"

@@ -17,11 +17,12 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir.transform import Pass
 
+from .. import errors
 from ..compute import description
 from ..errors import RelaxFusionError
 
 CALLER = "the caller's own code"
-"""Stands for a pass while a function of the caller runs, such as `progress`."""
+"""This name stands for a pass while a function of the caller runs, such as `progress`."""
 
 
 class _Running(threading.local):
@@ -82,12 +83,9 @@ def no_cycles_collected() -> Iterator[None]:
             gc.enable()
 
 
-_KNOWN: tuple[type, ...] = (
-    *(KeyboardInterrupt, RelaxFusionError),
-    *RelaxFusionError.__subclasses__(),
-)
-for _error in _KNOWN:
-    tvm_ffi.register_error(_error)
+for _error in (KeyboardInterrupt, *vars(errors).values()):
+    if isinstance(_error, type) and issubclass(_error, KeyboardInterrupt | RelaxFusionError):
+        tvm_ffi.register_error(_error)
 
 _NAME = "relax_fusion.Passing"
 _NUMBERS = itertools.count()

@@ -46,7 +46,7 @@ from .operands import named_operands
 from .steps import Step, ceil_div
 
 MANY_PARTS = 32
-"""Parts of a row beyond which eight warps put them together, not four."""
+"""Beyond this many parts of a row eight warps put them together, not four."""
 
 ANY_LENGTH: dict[str, Any] = {
     "family": "attention",
@@ -57,7 +57,7 @@ ANY_LENGTH: dict[str, Any] = {
     "num_stages": 2,
     "num_warps": 4,
 }
-"""A tile for more keys than a kernel holds that should have held all."""
+"""This tile is for more keys than a kernel holds that should have held all."""
 
 
 def attention_cases(
@@ -200,7 +200,7 @@ SECTION, EVERY_SECTION = 8, 1 << 16
 with a causal mask, the longest tiles of all heads come first, which balances the programs."""
 
 L2_SHARE = 2 / 3
-"""Part of L2 that keys and values of all heads may take for that."""
+"""Keys and values of all heads may take this part of L2 for that."""
 
 
 def flash_cases(a: AttentionCall) -> list[Case]:

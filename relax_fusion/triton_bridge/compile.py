@@ -33,7 +33,7 @@ SCRATCH_ALIGN = 256
 """Alignment of what TVM allocates on a CUDA device (that of `cudaMalloc`)."""
 
 Made = CompiledKernel | KernelError
-"""What came of a source."""
+"""A source becomes a kernel, or the error that compiling it raised."""
 
 
 def compile_kernels(

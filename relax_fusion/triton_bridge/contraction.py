@@ -35,8 +35,8 @@ from .steps import (
 )
 
 SWAP_COLUMNS = 64
-"""Columns of a pointer tile up to which the weight is the left operand of the tensor cores, whose
-least height is 64: then rows of x that are few are not padded."""
+"""Up to this many columns of a pointer tile, the weight is the left operand of the tensor cores,
+whose least height is 64: then rows of x that are few are not padded."""
 
 NORM_TILES = ((1024, 2, 1), (4096, 1, 4), (None, 1, 8))
 """Rows and warps of a program of `row_norm`, by the columns up to which they serve: the fastest on

@@ -205,7 +205,7 @@ def _clusters(c: Contraction, form: MatmulForm, products: Sequence[Product]) -> 
 
 
 WORDS = 512
-"""Words of a program of `unpack_weights`."""
+"""A program of `unpack_weights` unpacks this many words."""
 
 
 def with_copies(c: Contraction, product: Product) -> tuple[Product, list[Step]]:

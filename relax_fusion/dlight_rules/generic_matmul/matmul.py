@@ -275,11 +275,11 @@ def _runs_along(value: tirx.Expr, k: tirx.Var) -> bool:
 
 
 MOST_CODE = 512
-"""Reads of arguments in the code of a formula in which the stages before it are put in their
-places; compiling more takes seconds."""
+"""The code of a formula, in which the stages before it are put in their places, may read arguments
+this often; compiling more takes seconds."""
 
 TANH_CODE = 8
-"""How often the code of tanh, a polynomial over another, reads its argument."""
+"""The code of tanh, a polynomial over another, reads its argument this often."""
 
 
 def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | None:

@@ -29,11 +29,11 @@ from ...tvm_ir import T, structural_equal, structural_map, structural_walk
 from ..host_code import launches_threads
 
 LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_launch"]}
-"""What TVM reads from the attributes of a function, in its spelling."""
+"""These attributes of a function, in TVM's spelling, ask for a dependent launch."""
 
 BLOCKS = 4
-"""Of a small kernel, for each multiprocessor.  That each of many blocks waits costs time: 9 us of a
-kernel that dequantises 4096 x 4096 weights, on an H200."""
+"""A small kernel has at most this many thread blocks for each multiprocessor. That each of many
+blocks waits costs time: 9 us of a kernel that dequantises 4096 x 4096 weights, on an H200."""
 
 
 def is_possible(target: Target) -> bool:

@@ -17,13 +17,15 @@ from ...matching.expressions import chooses, different, found_in, loads_of, vari
 from ...tvm_ir import Analyzer, TensorLoad, structural_equal, structural_map
 
 Element = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
-"""From a line and a position along k to the element there."""
+"""A function from a line and a position along k to the element there."""
 
 PAIR_DISTANCES = (4, 2)
-"""How far apart numbers of four and of eight bits are whose bits lie 16 apart in a word."""
+"""Two elements whose bits lie 16 apart in a word are this far apart along k: the first where
+elements have four bits, the second where they have eight."""
 
 MOST_LOADS = 16
-"""Loads that neighbours may need; with more of them, it pays to have them computed before."""
+"""Neighbours may need at most this many loads; with more of them, it pays to have them computed
+before."""
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,11 @@ QUADS = LANES // 4
 """Groups of four threads: each has a row of x, and two columns of an instruction."""
 
 COLUMNS = MMA_COLUMNS // QUADS
-"""Of a thread, in an instruction."""
+"""A thread has this many columns of an instruction."""
 
 HINT = ".L2::256B"
-"""Of a copy of words.  That L2 is told of what lies around them saved up to 4 us of 85, and 1 of
-27, on an H200."""
+"""A copy of words tells L2 of the 256 bytes around them, which saved up to 4 us of 85, and 1 of 27,
+on an H200."""
 
 
 class DequantisedRowsKernel:

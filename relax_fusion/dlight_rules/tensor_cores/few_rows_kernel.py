@@ -25,16 +25,16 @@ from ...tvm_ir import T
 from . import dependent
 from .few_rows_ring import Launch, Place, Ring
 from .few_rows_sums import WarpSums
-from .fragments import clear, ptx, scratch
+from .fragments import add_over_warp, add_up, clear, ptx, scratch
 from .layout import INSTRUCTIONS, LANES, PIECE
 from .row_norm import RowNorm
 from .tile import Product, int32, int64, uint32
 
 HALVES = CHUNK // 32
-"""Times that a thread loads of a line of x, or of a column."""
+"""A thread loads this often of a line of x, or of a column."""
 
 REGISTERS = 4
-"""Registers of a piece."""
+"""A piece takes this many registers of 32 bits."""
 
 
 class NormedRows:
@@ -103,15 +103,11 @@ class NormedRows:
         for piece in range(self.pieces):
             elements = [self.loaded[piece * PIECE + e] for e in range(PIECE)]
             terms = [self.norm.summand(index, tirx.Cast("float32", x), known) for x in elements]
-            while len(terms) > 1:  # in pairs, so that few additions wait for one another
-                terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
-            inside = self._inside(piece)
+            total, inside = add_up(terms), self._inside(piece)
             if inside is not None:  # beyond the end, zero less the mean is not zero
-                terms = [tirx.Select(inside, terms[0], tirx.const(0.0, "float32"))]
-            T.buffer_store(part, part[0] + terms[0], [0])
-        for distance in (1, 2, 4, 8, 16):
-            other = T.tvm_warp_shuffle_xor(0xFFFFFFFF, part[0], distance, LANES, LANES)
-            T.buffer_store(part, part[0] + other, [0])
+                total = tirx.Select(inside, total, tirx.const(0.0, "float32"))
+            T.buffer_store(part, part[0] + total, [0])
+        add_over_warp(part, 0)
         with T.If(kernel.place.lane == int32(0)), T.Then():
             T.buffer_store(self.shared, part[0], [self._place(index, row, kernel.place.warp)])
 

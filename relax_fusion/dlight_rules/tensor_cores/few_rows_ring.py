@@ -31,7 +31,7 @@ LINES = LANES // PIECES
 """Lines that a warp copies at once."""
 
 HINT = ".L2::128B"
-"""Of a copy.  That L2 is told of the line's other pieces saves up to a microsecond of 17."""
+"""A copy tells L2 of the line's other pieces, which saves up to a microsecond of 17."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tvm.script import tirx as script
 
 from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import IRBuilder, T
-from .layout import Instructions
+from .layout import LANES, Instructions
 from .tile import int32, int64
 
 ptx = script.ptx
@@ -35,6 +35,20 @@ def scratch(name: str, size: int, dtype: str, scope: str) -> tirx.Var:
     buffer = T.sblock_alloc_buffer([int64(size)], dtype, scope=scope)
     IRBuilder.name(name, buffer)
     return buffer
+
+
+def add_up(terms: Sequence[tirx.Expr]) -> tirx.Expr:
+    """Return the sum of a power of two of terms, in pairs: few additions wait for one another."""
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
+
+
+def add_over_warp(buffer: tirx.Var, place: int) -> None:
+    """Give every lane of a warp the sum of what all of them have in a register."""
+    for distance in (1, 2, 4, 8, 16):
+        other = T.tvm_warp_shuffle_xor(0xFFFFFFFF, buffer[place], distance, LANES, LANES)
+        T.buffer_store(buffer, buffer[place] + other, [place])
 
 
 def clear(buffer: tirx.Var) -> None:

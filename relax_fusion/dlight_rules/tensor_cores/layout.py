@@ -101,7 +101,7 @@ INSTRUCTIONS = {
         Instructions("float32", "tf32", flags=(1, 1)),
     )
 }
-"""By the dtype of the operands."""
+"""The instructions, by the dtype of the operands."""
 
 
 PIECE = 8

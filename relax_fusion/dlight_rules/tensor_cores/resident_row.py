@@ -12,7 +12,7 @@ from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import ramp
 from ...tvm_ir import T
 from .dequantised import unrolled
-from .fragments import ptx, scratch
+from .fragments import add_over_warp, add_up, ptx, scratch
 from .layout import LANES, PIECE
 from .row_norm import RowNorm
 from .tile import int32, int64
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .dequantised_rows import DequantisedRowsKernel
 
 BANKS = 8
-"""Of 16 bytes, in which shared memory is read and written."""
+"""Shared memory is read and written in this many banks of 16 bytes."""
 
 
 def swizzled(row: tirx.Expr, piece: tirx.Expr, width: int) -> tirx.Expr:
@@ -123,13 +123,9 @@ class ResidentRow:
                 )
                 for e in range(self.width)
             ]
-            while len(terms) > 1:  # in pairs, so that few additions wait for one another
-                terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
-            term = tirx.Select(self._unit(turn) < int32(self.units), terms[0], zero)
+            term = tirx.Select(self._unit(turn) < int32(self.units), add_up(terms), zero)
             T.buffer_store(totals, totals[index] + term, [index])
-        for distance in (1, 2, 4, 8, 16):
-            other = T.tvm_warp_shuffle_xor(0xFFFFFFFF, totals[index], distance, LANES, LANES)
-            T.buffer_store(totals, totals[index] + other, [index])
+        add_over_warp(totals, index)
         # What the warps have lies where the row will
         kernel, warps = self.kernel, self.kernel.plan.num_warps
         place = index * warps

@@ -22,7 +22,7 @@ from .mma_kernel import MmaKernel
 from .tile import int32
 
 WIDEST = 4
-"""Sums of one load or store."""
+"""One load or store moves at most this many sums."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WORD_BYTES = 4
 
 TRANSPOSITIONS = ((0x5140, 0x7362), (0x5410, 0x7632))
-"""What ``prmt`` picks of two words: first their bytes in pairs, then the pairs of two such words,
-so that byte i of four words becomes word i (PTX ISA, section "prmt")."""
+"""``prmt`` picks these bytes of two words: first their bytes in pairs, then the pairs of two such
+words, so that byte i of four words becomes word i (PTX ISA, section "prmt")."""
 
 
 class Weights:
@@ -71,7 +71,7 @@ class WordWeights(Weights):
     """Loads weights ``[k, n]`` with elements of four bytes: one of them in a word."""
 
     distance = 1
-    """Between the lines that the lanes of a warp read at once."""
+    """The lines that the lanes of a warp read at once are this far apart."""
 
     def place(self, line: tirx.Expr, piece: tirx.Expr) -> tirx.Expr:
         """Return which piece of the tile keeps a piece of a line."""

@@ -23,10 +23,10 @@ from .mma_kernel import READ, MmaKernel
 from .tile import int32, uint32
 
 UNIT_BYTES = 16
-"""Of addresses in a descriptor."""
+"""Addresses in a descriptor are in units of this many bytes."""
 
 ATOM_BYTES = 8 * GROUP_LINE_BYTES
-"""Of the eight lines after which the swizzle repeats."""
+"""The swizzle repeats after eight lines, which take this many bytes."""
 
 AT_ONCE = 4
 """Copies that a thread rounds at once: their loads do not wait for one another."""

@@ -232,7 +232,7 @@ def _tell(results: Results, args: argparse.Namespace, console: Console) -> None:
 
 
 REPEATS = 5
-"""Calls by which the kernels of a function are timed."""
+"""The kernels of a function are timed in this many calls."""
 
 
 def measure_kernels(subject: Subject, contender: Contender, step: str) -> list[dict[str, Any]]:

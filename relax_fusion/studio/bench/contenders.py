@@ -9,20 +9,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...cli.argument_types import PEERS
-from ...cli.build import build_default
+from ...cli.build import build_default, load_library
+from ...cli.call import Call
 from ...cli.console import CliError
 from ...hardware.target import make_target
 from ...models import Generator
 from ...models.threads import use_threads
 from ...timing import timed
 from ..measure import Session, Turn, decoded
-from .subject import Call, Subject, loaded
+from .subject import Subject
 
 OURS = "relax_fusion"
 TVM, TORCH, COMPILED, GRAPHS = PEERS
 
 CALLS, LONGEST = 10, 1.0
-"""Calls in a turn: so many, or until so many seconds are over."""
+"""A turn has this many calls, or ends when so many seconds are over."""
 
 
 class Callable_(Protocol):
@@ -124,28 +125,27 @@ def installed(kind: str) -> list[str]:
 
 def ours(subject: Subject) -> Contender:
     """Load what `compile` made."""
-    library, exported = loaded(subject), subject.exported
     about = f"relax_fusion {subject.manifest.versions.relax_fusion}, as it was compiled"
-    if subject.is_decoder:
-        assert exported is not None, "decoders are built from configurations"
-        runs: Any = Generator(library, exported, subject.weights(), subject.device)
-    else:
-        runs = Call(library, subject)
-    return Contender(OURS, about, subject, runs)
+    library = load_library(subject.directory, subject.manifest)
+    return Contender(OURS, about, subject, _runs(library, subject))
 
 
 def tvm_default(subject: Subject) -> Contender:
     """Compile the same module with TVM's own pipeline."""
-    exported, model = subject.exported, subject.imported
-    if exported is None and model is None:
+    model = subject.exported or subject.imported
+    if model is None:
         raise CliError(f"{subject.directory} has no module; give the file that it was made of")
-    target = make_target(subject.manifest.target)
-    executable = build_default(exported or model, target)  # type: ignore[arg-type]
+    executable = build_default(model, make_target(subject.manifest.target))
     version = subject.manifest.versions.tvm
     about = f"the same module and weights by the default pipeline of TVM {version}"
-    if subject.is_decoder:
-        assert exported is not None, "decoders are built from configurations"
-        runs: Any = Generator(executable, exported, subject.weights(), subject.device)
-    else:
-        runs = Call(executable, subject)
-    return Contender(TVM, about, subject, runs)
+    return Contender(TVM, about, subject, _runs(executable, subject))
+
+
+def _runs(compiled: object, subject: Subject) -> Generator | Call:
+    """Return what runs a library or an executable on the device, with the weights."""
+    if not subject.is_decoder:
+        given = subject.manifest, subject.device, subject.inputs(), subject.weights()
+        return Call(compiled, *given)
+    exported = subject.exported
+    assert exported is not None, "decoders are built from configurations"
+    return Generator(compiled, exported, subject.weights(), subject.device)

@@ -21,7 +21,7 @@ from .contenders import OURS, Contender
 from .subject import Subject
 
 FORMAT = 2
-"""Raised when a reader of the JSON has to change."""
+"""The number of the JSON's format; it rises when a reader has to change."""
 
 
 @dataclass

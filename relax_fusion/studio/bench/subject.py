@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import relax
 
-from ...cli.build import load_library
-from ...cli.call import arrays_of, weights_of
+from ...cli.call import weights_of
 from ...cli.console import CliError
 from ...cli.manifest import Compiled, Manifest, exported_again
 from ...cli.source import Source
@@ -24,7 +22,7 @@ from ..compilation import Compilation, read_compilation
 from ..measure import tokens
 
 PROMPT, NEW_TOKENS, SIZE = 128, 32, 128
-"""By default: tokens of a prompt, those after it, and symbolic sizes of other models."""
+"""The defaults: tokens of a prompt, tokens after it, and symbolic sizes of other models."""
 
 
 @dataclass(frozen=True)
@@ -206,38 +204,3 @@ def _extent(size: int | str, sizes: Mapping[str, int], name: str) -> int:
     if found is None:
         raise CliError(f"the size {shown(size)} of the input {shown(name)} is not known")
     return found
-
-
-class Call:
-    """A function on the device with its inputs, ready to be called.
-
-    Parameters
-    ----------
-    compiled : Any
-        An executable or a library.
-    subject : Subject
-        Says the function, its inputs and its weights.
-    """
-
-    def __init__(self, compiled: object, subject: Subject) -> None:
-        self.machine = relax.VirtualMachine(compiled, subject.device)
-        self._device, self._function = subject.device, self.machine[subject.function]
-        put = [tvm.runtime.tensor(array, self._device) for array in subject.inputs()]
-        weights = [tvm.runtime.tensor(array, self._device) for array in subject.weights()]
-        # A model that is built from a configuration takes its weights as one tuple.
-        self._args = [*put, *(weights if subject.manifest.config is None else [weights])]
-
-    def __call__(self) -> object:
-        """Call the function and wait until the device is done."""
-        result = self._function(*self._args)
-        self._device.sync()
-        return result
-
-    def arrays(self, result: object) -> list[np.ndarray]:
-        """Return a result's arrays."""
-        return list(arrays_of(result))
-
-
-def loaded(subject: Subject) -> tvm.runtime.Module:
-    """Return the library of a directory."""
-    return load_library(subject.directory, subject.manifest)

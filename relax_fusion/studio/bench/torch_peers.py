@@ -22,7 +22,7 @@ MODES = {
 """Modes of torch.compile, and what people read of them."""
 
 TUNED = "max-autotune-no-cudagraphs"
-"""By this mode of torch.compile the benchmarks of kernels measure: it tries its own tiles, and CUDA
+"""The benchmarks of kernels measure by this mode of torch.compile: it tries its own tiles, and CUDA
 graphs are made of everybody alike."""
 
 

@@ -12,7 +12,7 @@ from .tiles import Blocks, Frame
 _HALVES = ("float16", "bfloat16")
 
 _WIDE = ("float32", "int32", "int64", "uint16", "uint32")
-"""What halves do not hold."""
+"""Halves do not hold all numbers of these types."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from .tiles import Blocks, Frame, bracketed, spread
 from .values import DTYPES, Values, inside, is_integer, is_whole
 
 LEAST_INTEGERS = 32
-"""Elements that a product of matrices of int8 sums at least (Triton, `tl.dot`); float16 holds int8
-as well."""
+"""A product of matrices of int8 sums at least this many elements (Triton, `tl.dot`); float16 holds
+int8 as well."""
 
 _EVERY_NAN = "propagate_nan=tl.PropagateNan.ALL"
 

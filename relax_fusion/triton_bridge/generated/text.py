@@ -25,8 +25,8 @@ from .tiles import Blocks, box_of, bracketed, size_name
 from .values import DTYPES, coordinate, inside
 
 MOST_UNROLLED = 16
-"""Iterations of a loop without products that are written out: all of its loads are asked for at
-once.  (Triton's pipelines are for loops of products.)"""
+"""A loop without products is written out up to this many iterations: all of its loads are asked for
+at once. (Triton's pipelines are for loops of products.)"""
 
 _WIDE = 1 << 31  # elements from which an offset needs 64 bits
 
@@ -284,7 +284,7 @@ _KNOWN = {"tl", "triton", "range", "float", "program", *HELPERS}
 _OF_TENSOR = ("", "_ptr", "_map", "_acc", "_before", "_finite", "_scale")
 
 _NUMBER = re.compile(r"_\d+$")
-"""What the second tile of a tensor has behind its name."""
+"""The second tile of a tensor has this behind its name."""
 
 _OF_LOOP = ("_start", "_at", "_in")
 

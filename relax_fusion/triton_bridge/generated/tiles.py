@@ -112,13 +112,15 @@ def spread(text: str, own: Frame, frame: Frame) -> str:
 
 
 MOST_BOX = 256
-"""Elements of a box along a dimension (CUDA driver API, cuTensorMapEncodeTiled)."""
+"""A box has at most this many elements along a dimension (CUDA driver API,
+cuTensorMapEncodeTiled)."""
 
 ALIGNED_BYTES = 16
-"""What strides are multiples of, and the least that a row of a box has (the same)."""
+"""Strides are multiples of this many bytes, and a row of a box has at least as many
+(cuTensorMapEncodeTiled)."""
 
 MOST_DIMS = 5
-"""Dimensions of a tensor map (the same)."""
+"""A tensor map has at most this many dimensions (cuTensorMapEncodeTiled)."""
 
 _DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
 

@@ -25,7 +25,7 @@ FUNCTIONS = {
     "rsqrt": "(1.0 / tl.sqrt_rn({}))",
     **{name: f"activate({{}}, {name!r})" for name in ACTIVATIONS},
 }
-"""What each operator of a graph is that is no formula of others, of float32 values."""
+"""What each operator of a graph that is no formula of others is in Triton, of float32 values."""
 
 DTYPES = {
     **{name: f"tl.{name}" for name in ("float16", "bfloat16", "float32", "int8", "int32", "int64")},
@@ -37,7 +37,7 @@ DTYPES = {
 """Triton's names of dtypes."""
 
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-"""Of the normal numbers of float32."""
+"""The smallest and the largest normal number of float32."""
 
 Tiles = Callable[[Read], tuple[str, Frame]]
 """The name of the tile that a read is of, and its dimensions."""
