@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 import torch
 
 from benchmarks import recording
 from benchmarks.gpu_timing import errors_of
-from benchmarks.runner import Runner, draw, main
+from benchmarks.runner import Runner, main
 from benchmarks.suites.attention import ours, report
-from benchmarks.suites.attention.cases import CASES, GROUPS, Case, selected, targets
+from benchmarks.suites.attention.cases import CASES, Case
 from benchmarks.suites.attention.module import Job, module_of
 from benchmarks.suites.attention.peers import Problem
 from benchmarks.suites.attention.suite import Attention, allowed_errors, within
@@ -93,37 +92,6 @@ def test_traffic_counts_every_operand_once() -> None:
     assert CASES["alibi-2048"].bytes - plain.bytes == 4 * 32
 
 
-def test_cases_are_selected_by_group_and_name() -> None:
-    assert [c.name for c in selected(["S3", "gpt2", "S3"])] == [
-        *("S3", "gpt2-1024", "gpt2-decode-b1", "gpt2-decode-b16")
-    ]
-    assert len(selected(GROUPS)) == len(CASES)
-    assert len([c for c in CASES.values() if c.group == "decode"]) == 16
-    with pytest.raises(ValueError, match="'S10' is no group"):
-        selected(["S10"])
-
-
-def test_targets_by_case() -> None:
-    found = {name: {t.against: t.least for t in targets(case)} for name, case in CASES.items()}
-    assert found["S1"] == {"flex": 1.0}
-    assert found["decode-b1-1k"] == {"flex": 1.0}
-    assert found["decode-b1-32k"] == {"flex": 1.0, "copy": 0.85}
-    assert found["prefill-8192"] == {"flex": 1.0, "cudnn": 0.8, "flash": 1.4}
-    assert found["prefill-512"] == {"flex": 1.0}
-    assert {found[n]["flex"] for n, c in CASES.items() if c.group == "mask"} == {1.15}
-
-
-def test_who_is_timed() -> None:
-    asked = suite("--no-flex").asked
-    assert asked(CASES["S1"]) == ["ours", "flash", "cudnn"]
-    assert asked(CASES["bias-2048"]) == ["ours", "cudnn"]
-    asked = suite("--compile").asked
-    assert asked(CASES["alibi-2048"]) == ["ours", "flex"]
-    assert asked(CASES["S1"])[-1] == "compile"
-    asked = suite("--contenders", "flex", "flash").asked
-    assert asked(CASES["S1"]) == ["flash", "flex"]
-
-
 def test_errors_are_held_against_sdpa_else_flex_else_separate_operators() -> None:
     errors = {"eager": [9.0, 5.0], "flex": [3.0, 2.0], "flash": [1.0, 0.5], "cudnn": [0.9, 0.7]}
     assert allowed_errors(errors) == [2.0, 1.4]
@@ -166,14 +134,6 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     assert report.line(entry()).startswith("S1: ours 8.0 flash 14.0 cudnn 12.0 flex 15.0 | ")
 
 
-def test_roofline(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(record(entry(), entry("prefill-8192"))))
-    assert draw(suite(), path)
-    assert "prefill, cuDNN" in path.with_suffix(".svg").read_text()
-
-
 @pytest.mark.parametrize(
     ("mask", "causal", "layout", "dynamic"),
     [
@@ -204,26 +164,6 @@ def test_what_is_not_fused_is_not_timed() -> None:
     compiled = ours.Compiled(Job(case, "float32", "bsnh", False, "llvm"), built)
     with pytest.raises(ours.NotFusedError, match="not recognised"):
         compiled.call({})
-
-
-def test_a_case_that_cannot_be_compiled_costs_the_others_nothing(monkeypatch, capsys) -> None:
-    jobs = [Job(CASES[f"S{i}"], "float16", "bsnh", False, "h200") for i in (1, 2, 3)]
-
-    def compiled(mod, target, plans):
-        if "S2" in str(mod):
-            raise ValueError("no S2")
-        return ours.Built(None, None)
-
-    monkeypatch.setattr(ours, "compiled", compiled)
-    monkeypatch.setattr(ours, "module_of", lambda jobs: [job.name for job in jobs])
-    assert list(ours.build_all(jobs)) == [jobs[0], jobs[2]]
-    assert capsys.readouterr().out == "NOT COMPILED S2: ValueError: no S2\n"
-
-
-def test_plans_are_printed_without_a_gpu(capsys) -> None:
-    assert main(Attention, ["--plans", "--cases", "S1", "d256"]) == 0
-    plan = r" \w+ \d+x\d+x\d+ w\d+ s\d+( (k/|groups=)\d+)?\n"
-    assert re.fullmatch(f"S1:{plan}d256:{plan}", capsys.readouterr().out)
 
 
 @pytest.fixture
@@ -265,40 +205,6 @@ def test_a_wrong_result_of_ours_fails_the_run(
     assert written["cases"][0]["wrong"] == ["ours"]
 
 
-def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_gpu) -> None:
-    _, written = tiny_run(tmp_path, "--seconds", "-1")
-    assert written["cases"] == []
-    tiny_run(tmp_path, "--cases", "tiny")
-    (path,) = tmp_path.glob("*-bench_attention.json")
-    first = json.loads(path.read_text())["cases"]
-    _, written = tiny_run(tmp_path, "--resume", str(path))
-    assert first == written["cases"][:1]
-    assert [e["case"] for e in written["cases"]] == ["tiny", "tiny-bias"]
-    with pytest.raises(SystemExit, match="layout is 'bsnh' there, 'bnsh' here"):
-        tiny_run(tmp_path, "--resume", str(path), "--layout", "bnsh")
-
-
-def test_a_lost_gpu_ends_the_run_which_keeps_what_it_has(
-    tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch, capsys
-) -> None:
-    def lost(*_):
-        raise RuntimeError("illegal access")
-
-    def flash(self, backend):
-        if self.case.name == "tiny-bias":
-            monkeypatch.setattr(torch.cuda, "synchronize", lost)
-            lost()
-        return self.rounded
-
-    monkeypatch.setattr(Problem, "sdpa", flash)
-    monkeypatch.setattr(Attention, "asked", lambda self, case: ["flash"])
-    argv = ["--cases", "tiny", "tiny-bias", "--results", str(tmp_path)]
-    assert main(Attention, argv) == 2
-    (path,) = tmp_path.glob("*.json")
-    assert [e["case"] for e in json.loads(path.read_text())["cases"]] == ["tiny"]
-    assert "the GPU is lost: RuntimeError: illegal access; then" in capsys.readouterr().err
-
-
 def test_runs_are_merged_case_by_case(tmp_path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     alone = entry(us={"ours": 9.0, "flash": 14.0})
@@ -322,9 +228,3 @@ def test_runs_are_merged_case_by_case(tmp_path) -> None:
     second.write_text(json.dumps({**record(), "launch_us": 4.8, "layout": "bnsh"}))
     with pytest.raises(SystemExit, match="layout differs: bnsh, bsnh"):
         merge(first, second)
-
-
-def test_bad_arguments_are_refused(capsys) -> None:
-    with pytest.raises(SystemExit):
-        suite("--cases", "S0")
-    assert "error: --cases: 'S0' is no group" in capsys.readouterr().err

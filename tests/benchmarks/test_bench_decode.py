@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -109,20 +108,3 @@ def test_floor_counts_what_a_token_reads() -> None:
             replace(TINY, tie_word_embeddings=tied), dtype="float16", max_seq_len=16, batch=3
         )
         assert bench.floor_bytes(exported, 3, 8) == 2 * (2 * layer + h + v * h + cache)
-
-
-def test_report() -> None:
-    entry = {
-        **vars(Namespace(layers=4, vocab=96, batch=1, context=1024)),
-        "times": {"graphs": {"token_s": 2e-3, "host_s": 1e-4}},
-        "errors": {"graphs": 1e-3},
-        "floor_s": 1e-3,
-        "floor_bytes": 4.3e9,
-        "launches": {"layer": 7.0, "layer_in_graphs": 4.0, "rest": 3.0},
-        "allowed_error": 2e-3,
-        "wrong": [],
-    }
-    record = {"gpu": "a GPU", "copy_tb_s": 4.3}
-    text = bench.report(entry, record)
-    assert "| graphs | 2.000 | 0.100 | 50% | 1.0e-03 |" in text and "larger" not in text
-    assert "larger than allowed" in bench.report({**entry, "wrong": ["graphs"]}, record)

@@ -11,13 +11,12 @@ import pytest
 import torch
 import tvm_ffi
 
-from benchmarks import building
 from benchmarks import gpu_timing as timing
 from benchmarks.report import bandwidth_part, ratio
 from benchmarks.report import summary as summary_of
-from benchmarks.runner import Runner, draw, resumed
-from benchmarks.suites.matmul import ours, report
-from benchmarks.suites.matmul.cases import CASES, ROWS, SEPARABLE, SIZES, Chain, Size, targets
+from benchmarks.runner import Runner, resumed
+from benchmarks.suites.matmul import ours
+from benchmarks.suites.matmul.cases import CASES, SEPARABLE, SIZES, Chain, Size
 from benchmarks.suites.matmul.peers import Problem, Weights, matmul64
 from benchmarks.suites.matmul.suite import Matmul
 from benchmarks.targets import verdict
@@ -95,30 +94,6 @@ def test_traffic_counts_every_tensor_once(tiny) -> None:
     assert Chain("out", "tiny").flops(3) == 2 * 3 * 64 * 64
 
 
-def test_targets_by_case_and_rows() -> None:
-    found = {
-        (c, r): {t.against: t.least for t in targets(c, r) if t.subject == "ours"}
-        for c in CASES
-        for r in ROWS
-    }
-    assert found["qkv", 1] == {"unfused": 1.0, "compile": 1.25, "tvm": 1.1, "copy": 0.9}
-    assert found["gate_up", 64] == {"unfused": 1.0, "compile": 1.1, "tvm": 3.0}
-    assert found["ffn", 4096] == {"unfused": 1.0, "compile": 1.0, "tvm": 20.0}
-    assert found["down", 256] == {"tvm": 15.0}
-    assert [t.against for t in targets("ffn", 129)] == ["unfused"]
-
-
-def test_targets_of_tir_are_parts_of_what_triton_reaches() -> None:
-    found = {
-        r: {t.against: t.least for t in targets("down", r) if t.subject == "tir"} for r in ROWS
-    }
-    assert found[16] == {"ours": 0.95} and found[64] == {}
-    assert found[4096] == {"ours": 0.6, "tvm": 10.0}
-    slow = entry("qkv", 256, us={"ours": 20.0, "tir": 40.0, "tvm": 500.0})
-    said = {what: measured for _, what, _, measured in report.verdicts(slow)}
-    assert said["ours by TIR vs ours"] == 0.5 and said["ours by TIR vs TVM as it comes"] == 12.5
-
-
 def test_ratios_above_one_are_in_our_favour() -> None:
     e = entry()
     assert ratio(e, "compile") == 1.25 and ratio(e, "cublas") == 0.95
@@ -161,40 +136,6 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     assert [suite().is_bad(e) for e in made["cases"]] == [False, False, True, True]
 
 
-def test_lines_are_short_and_name_what_is_wrong() -> None:
-    text = report.line(entry(wrong=["ours"], no_graph={"tvm": "x"}, failed={"compile": "y" * 500}))
-    assert text.startswith("8b qkv 16: ours 20.0 unfused 22.0")
-    assert "WRONG ours" in text and "NO GRAPH tvm" in text and len(text) < 400
-
-
-def test_roofline(tmp_path, capsys) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "2026-01-02-bench_matmul.json"
-    path.write_text(json.dumps(record(entry(), entry("ffn", 4096), entry(size="1b"))))
-    assert draw(suite(), path)
-    picture = path.with_suffix(".svg").read_text()
-    assert capsys.readouterr().out.strip() == str(path.with_suffix(".svg"))
-    assert picture.count('<g id="axes_') == 2 and "TFLOP/s" in picture
-
-
-def test_without_matplotlib_the_command_for_elsewhere_is_said(
-    tmp_path, capsys, monkeypatch
-) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(record(entry())))
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert not draw(suite(), path)
-    assert "python -m benchmarks plot a.json" in capsys.readouterr().out
-
-
-def test_who_is_timed() -> None:
-    asked = suite("--no-compile", "--tvm-rows", "16").asked
-    assert asked((Chain("qkv", "8b"), 16)) == ["ours", "unfused", "eager", "cublas", "tvm"]
-    assert asked((Chain("down", "8b"), 1)) == ["ours", "eager", "cublas"]
-    asked = suite("--contenders", "tir", "ours", "unfused").asked
-    assert asked((Chain("down", "8b"), 1)) == ["ours", "tir"]
-
-
 def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
     path = tmp_path / "run.json"
     failed = entry("qkv", 4, us={"ours": 1.0})
@@ -211,10 +152,6 @@ def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
     path.write_text("[]")
     with pytest.raises(SystemExit, match="holds no results"):
         resumed(made)
-
-
-def test_samples_become_fewer_for_long_calls() -> None:
-    assert [timing.samples_for(t) for t in (0.01, 3.0, 50.0)] == [60, 24, 8]
 
 
 def test_errors_are_relative_to_the_largest_value() -> None:
@@ -245,25 +182,6 @@ def test_ours_computes_what_pytorch_does(case, tiny, cpu_in_place_of_a_gpu) -> N
         assert timing.error_of(torch.cat(parts, -1), reference) < 1e-5
         assert len(separate.built.report.fused) == len(compiled.built.report.fused)
     assert problem.bare()().shape[0] == 5
-
-
-@pytest.mark.slow
-def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
-    rows = {"ours": 1024, "tir": 1024, "unfused": 16, "tvm": 16}
-    fused, tir, unfused, tvm = (
-        ours.build(ours.Job(Chain("ffn", "1b"), way, rows[way], "bfloat16", "h200"))
-        for way in ("ours", "tir", "unfused", "tvm")
-    )
-    assert [k.split()[0] for k in fused.kernels(1024)] == ["FuseGatedFFN", "FuseMatmulEpilogue"]
-    assert [k.split()[1] for k in fused.kernels(1024)] == ["cuda", "cuda"]
-    assert [k.split()[0] for k in unfused.kernels(16)] == ["FuseMatmulEpilogue"] * 2
-    assert [k.split()[:2] for k in tir.kernels(1024)][-1] == ["FuseMatmulEpilogue", "wgmma"]
-    assert tvm.kernels(16) == []
-
-
-def test_a_failing_compilation_is_a_sentence() -> None:
-    job = ours.Job(Chain("qkv", "1b"), "ours", None, "float16", "nowhere")
-    assert building.why_not_built(ours.build, job).startswith("1b qkv ours rows None: TargetError")
 
 
 class FakeGraph:
@@ -346,19 +264,6 @@ def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     assert "tiny down 3: ours" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_contender_that_fails_does_not_end_the_run(
-    tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch
-) -> None:
-    def broken(self):
-        raise RuntimeError("no such\nmatmul")
-
-    monkeypatch.setattr(Problem, "bare", broken)
-    status, written = tiny_run(tmp_path, "--cases", "qkv", "out")
-    assert status == 0
-    assert all(e["failed"] == {"cublas": "RuntimeError: no such matmul"} for e in written["cases"])
-
-
 def test_a_wrong_result_of_ours_fails_the_run(
     tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch
 ) -> None:
@@ -383,16 +288,3 @@ def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_
     _, written = tiny_run(tmp_path, "--cases", "out", "--resume", str(path))
     assert first == written["cases"][:1]
     assert [e["rows"] for e in written["cases"]] == [3, 1]
-
-
-def test_a_machine_without_a_gpu_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        Runner(suite())
-
-
-@pytest.mark.parametrize("argv", [["--rows", "0"], ["--cases", "norm"], ["--dtype", "float32"]])
-def test_bad_arguments_are_refused(argv, capsys) -> None:
-    with pytest.raises(SystemExit):
-        suite(*argv)
-    assert "error: " in capsys.readouterr().err

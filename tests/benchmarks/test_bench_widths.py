@@ -6,21 +6,18 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 
 from benchmarks import gpu_timing as timing
 from benchmarks.__main__ import main
-from benchmarks.runner import draw
 from benchmarks.suites.matmul import ours
 from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.models import MODELS, Size, decoder
 from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.suites.widths import heat_maps, report
 from benchmarks.suites.widths.sampling import CASES, ROWS, Grid
-from benchmarks.suites.widths.suite import Widths
 
 FFN = ("gate_up", "up")
 ALL = Grid(list(MODELS), CASES, ROWS)
@@ -114,30 +111,6 @@ def test_a_seed_says_what_is_drawn() -> None:
     assert set(ALL.sample(3, 50)) < set(ALL.sample(3, 120))
 
 
-def test_rows_of_a_chain_follow_each_other() -> None:
-    chains = [chain for chain, _ in ALL.sample(0, 300)]
-    changes = sum(a != b for a, b in pairwise(chains))
-    assert changes == len(set(chains)) - 1
-    assert all(rows == sorted(rows) for rows in _rows_by_chain(ALL.sample(0, 300)).values())
-
-
-def _rows_by_chain(items) -> dict:
-    found: dict = {}
-    for chain, rows in items:
-        found.setdefault(chain, []).append(rows)
-    return found
-
-
-def test_all_are_measured_if_there_are_no_more() -> None:
-    few = Grid(["vit-l", "phi3-mini"], ["gate_up", "up", "plain"], [1, 777])
-    assert sorted((c.size, c.case, m) for c, m in few.sample(0, 99)) == [
-        *(("phi3-mini", "gate_up", m) for m in (1, 777)),
-        *(("phi3-mini", "plain", m) for m in (1, 777)),
-        *(("vit-l", "plain", m) for m in (1, 777)),
-        *(("vit-l", "up", m) for m in (1, 777)),
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", TINY)
 def test_ours_computes_what_pytorch_does(size, tiny, cpu_in_place_of_a_gpu) -> None:
@@ -149,15 +122,6 @@ def test_ours_computes_what_pytorch_does(size, tiny, cpu_in_place_of_a_gpu) -> N
         assert timing.error_of(problem.eager(), reference) < 1e-5, chain.case
         assert timing.error_of(out, reference) < 1e-5, chain.case
         assert problem.bare()().shape[0] == 5
-
-
-@pytest.mark.parametrize("size", TINY)
-def test_chains_are_graphs_of_torch_compile(size, tiny) -> None:
-    for chain, _ in Grid([size], CASES, [5]).items:
-        problem = Problem(Weights(chain, "float32", "cpu"), 5)
-        torch._dynamo.reset()
-        compiled = torch.compile(problem.function, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(**problem.operands), problem.eager())
 
 
 def test_unit_offsets_are_no_plain_norms(tiny) -> None:
@@ -203,19 +167,6 @@ def test_a_cell_of_a_heat_map_is_a_mean_over_cases() -> None:
     assert colours == pytest.approx([-1, -1, 0, 0.5, 1])
 
 
-def test_the_picture_has_a_heat_map_for_each_peer(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "2026-01-02-bench_widths.json"
-    path.write_text(json.dumps(RECORD))
-    assert main(["plot", str(path)]) == 0
-    picture = path.with_suffix(".svg").read_text()
-    for words in ("cuBLAS, bare: its time over ours", "eager: its time", "phi3-mini", "3.20"):
-        assert words in picture
-    assert "torch.compile" not in picture and "nan" not in picture
-    path.write_text(json.dumps(record()))
-    assert draw(Widths(Widths.arguments([])), path)
-
-
 def run(tmp_path, *words: str) -> tuple[int, dict]:
     argv = ["run", "widths", "--target", "llvm", "--results", str(tmp_path), *words]
     status = main(argv)
@@ -236,39 +187,3 @@ def test_a_whole_run_compiles_each_chain_once(
         assert set(e["us"]) == {"ours", "cublas", "eager"} and e["wrong"] == []
         assert e["kernels"]["ours"][0].startswith("Fuse")
     assert (tmp_path / f"{written['date']}-bench_widths.md").exists()
-
-
-def test_a_wrong_result_fails_a_run(tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch) -> None:
-    right = ours.Compiled.call
-
-    def wrong(self, inputs, weights):
-        call = right(self, inputs, weights)
-        return lambda: timing.as_torch(call()) * 1.01
-
-    monkeypatch.setattr(ours.Compiled, "call", wrong)
-    status, written = run(tmp_path, "--models", "gated", "--rows", "3", "--contenders", "ours")
-    (only,) = written["cases"]
-    assert status == 1 and only["wrong"] == ["ours"]
-
-
-@pytest.mark.slow
-def test_runs_of_two_seeds_are_merged(tmp_path, tiny, cpu_in_place_of_a_gpu) -> None:
-    files = []
-    for seed, case in (("0", "out"), ("1", "plain")):
-        folder = tmp_path / seed
-        run(folder, "--models", "gated", "--rows", "3", "--cases", case, "--seed", seed)
-        files += map(str, folder.glob("*.json"))
-    status, written = run(tmp_path, "--merge", *files)
-    assert status == 0 and [(e["case"], e["seed"]) for e in written["cases"]] == [
-        ("out", 0),
-        ("plain", 1),
-    ]
-
-
-@pytest.mark.parametrize(
-    "argv", [["--rows", "0"], ["--count", "0"], ["--models", "gpt5"], ["--cases", "ffn"]]
-)
-def test_bad_arguments_are_refused(argv, capsys) -> None:
-    with pytest.raises(SystemExit):
-        Widths.arguments(argv)
-    assert f"error: argument {argv[0]}" in capsys.readouterr().err

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import building
 from benchmarks import plans as modules
 from benchmarks.building import decided
-from benchmarks.judge import attention, judgement, report
+from benchmarks.judge import judgement, report
 from benchmarks.judge.attention import JudgeAttention
 from benchmarks.runner import main
 from benchmarks.suites.attention.cases import CASES, MASKS, Case
@@ -41,13 +39,6 @@ def test_workloads_are_those_of_the_pass(name) -> None:
         assert found.causal in ("top_left", "bottom_right")  # the same
         found = replace(found, causal="bottom_right")
     assert replace(found, scale=expected.scale) == expected
-
-
-def test_symbolic_sizes_are_shared_as_in_the_module() -> None:
-    prefill = CaseIn(CASES["prefill-512"], "float16").work(symbolic=True)
-    assert prefill.q_len == prefill.kv_len and not isinstance(prefill.batch, int)
-    decode = CaseIn(CASES["decode-b4-1k"], "float16").work(symbolic=True)
-    assert decode.q_len == 1 and not isinstance(decode.kv_len, int)
 
 
 @pytest.mark.parametrize("mask", ["", "bias", "where", "alibi"])
@@ -100,25 +91,6 @@ def test_a_whole_run_and_judging_it_again(run, tmp_path, capsys) -> None:
     assert "tiny: 11 plans, best" in capsys.readouterr().out
     _, again = run("--resume", str(path))
     assert again["cases"] == written["cases"]
-
-
-def test_plans_are_compiled_in_other_processes_first(run, monkeypatch) -> None:
-    sent = []
-    monkeypatch.setattr(
-        building, "fill_cache", lambda build, jobs: sent.append((build, pickle.dumps(jobs)))
-    )
-    _, written = run()
-    ((build, jobs),) = sent
-    assert build is modules.build
-    jobs = pickle.loads(jobs)
-    assert len(jobs) == len(written["cases"][0]["plans"]) + 1  # one is wrong
-    assert {job.work for job in jobs} == {CaseIn(CASES["tiny"], "float16").work()}
-
-
-def test_usual_cases_exist() -> None:
-    assert len(JudgeAttention.arguments([]).cases) == len(attention.USUAL)
-    with pytest.raises(SystemExit):
-        JudgeAttention.arguments(["--cases", "S0"])
 
 
 def test_the_record_is_judged_without_a_gpu() -> None:

@@ -46,11 +46,6 @@ def test_regret_and_correlation(tmp_path, slower: float) -> None:
         assert found["regret_measured"] < found["regret"]
 
 
-def test_random_chains_take_the_place_of_those_with_names() -> None:
-    args = chains.JudgeChains.arguments(["--random", "2", "--seed", "5", "--most", "9"])
-    assert chains.JudgeChains(args).args.cases == [] and args.most == 9
-
-
 @pytest.mark.slow
 def test_feasibility_of_a_few_kernels(tmp_path) -> None:
     arguments = ["--kernels", "3", "--results", str(tmp_path)]

@@ -150,29 +150,6 @@ def test_a_sample_holds_the_choice_and_the_first_by_prediction() -> None:
     assert set(found) <= set(everything)
 
 
-def test_tables() -> None:
-    bad = group(slower=1.5)
-    bad.wrong = [{"plan": "stream 1", "why": "error | 3"}]
-    groups = [group(64), bad]
-    judged = judgement.judge_all(groups, H200)
-    stored = {"gpu": "some GPU", "dtype": "float16", "what": "Times."}
-    stored["cases"] = [g.to_json() for g in groups]
-    text = JudgeMatmul(JudgeMatmul.arguments([])).markdown(stored)
-    overall = report.overall(judged)
-    assert overall["misses"] == 1 and overall["max_regret"] > 0.4
-    assert f"mean {overall['mean_regret']:.1%} (at most 10%: missed)" in text
-    misses = text.split("## Misses")[1]
-    assert "| 1b qkv 16 |" in misses and "| 1b qkv 64 |" not in misses
-    assert "| 1b qkv 16 | stream 1 | error / 3 |" in text
-
-
-def test_json_is_on_few_lines_and_the_same() -> None:
-    value = {"g": "x", "a": [{"b": 1, "c": [2]}, {"d": None}], "e": [1, 2], "f": {}}
-    text = compact_json(value)
-    assert json.loads(text) == value
-    assert '    {"d": null}\n' in text and '"e": [1, 2]' in text
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_functions_take_the_tensors_of_a_problem(case) -> None:
     chain = Chain(case, "1b")
@@ -273,15 +250,6 @@ def test_wrong_and_failing_plans_have_no_time_and_fail_the_run(run, monkeypatch)
     assert len(stored["plans"]) == 10
 
 
-def test_a_run_is_completed_by_another(run, tmp_path) -> None:
-    run("--most", "11", "--rows", "3")
-    (path,) = tmp_path.glob("*-judge_matmul.json")
-    _, written = run("--most", "13", "--resume", str(path))
-    assert [(g["rows"], len(g["plans"])) for g in written["cases"]] == [(3, 11), (1, 13)]
-    _, written = run("--seconds", "-1", "--resume", str(path), "--rows", "1", "3", "4")
-    assert len(written["cases"]) == 2
-
-
 def judged_again(path, results, *more: str) -> int:
     return main(JudgeMatmul, ["--from", str(path), "--results", str(results), *more])
 
@@ -308,10 +276,3 @@ def test_stored_timings_are_judged_again_and_keep_their_facts(run, tmp_path, cap
     assert "top-1 regret: mean" in capsys.readouterr().out
     judged_again(path, again)
     assert json.loads(path.read_text())["note"] == "Fitted to these timings."
-
-
-def test_a_file_without_timings_is_refused(tmp_path) -> None:
-    path = tmp_path / "t.json"
-    path.write_text('{"groups": []}')
-    with pytest.raises(SystemExit, match="holds no timings"):
-        judged_again(path, tmp_path)

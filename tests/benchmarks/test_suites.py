@@ -13,7 +13,7 @@ import torch
 import tvm
 
 import relax_fusion
-from benchmarks.__main__ import SUITES, main, plotted, suite_of
+from benchmarks.__main__ import main, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
 from benchmarks.suites import cpu, imported, launch
@@ -38,55 +38,6 @@ MODEL = LlamaConfig(
     head_dim=16,
     max_position=64,
 )
-OPTIONS = {
-    "run matmul": "sizes cases rows tvm-rows dtype static contenders no-compile target plot",
-    "run widths": "models cases rows seed count contenders dtype target plot",
-    "run attention": "cases contenders no-flex compile dtype layout dynamic target accuracy plans "
-    "merge plot",
-    "run chain": "target output database",
-    "run decode": "target layers batch context vocab no-compile",
-    "run layer": "target rows chains backend",
-    "run launch": "target output",
-    "run cpu": "models rows dtypes rounds",
-    "run cpu_q4": "rows layers threads rounds contenders",
-    "run imported": "families rounds contenders",
-    "run compile": "model target max-seq-len validate",
-    "judge estimator": "sizes cases rows dtype target most from note",
-    "judge attention": "cases dtype target most from note",
-    "judge cpu": "sample rounds seed workload name",
-}
-"""What could be asked for when each benchmark was a script; all of them know `COMMON` now."""
-
-COMMON = "results seconds resume merge"
-
-
-@pytest.mark.parametrize("words", OPTIONS)
-def test_options(words: str, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--help"])
-    text = capsys.readouterr().out
-    assert ended.value.code == 0
-    for name in (*OPTIONS[words].split(), *COMMON.split()):
-        assert f"--{name} " in text.replace(",", " ").replace("]", " "), name
-
-
-def test_the_help_names_every_suite(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    text = capsys.readouterr().out
-    for verb, suites in SUITES.items():
-        for name, (_, what) in suites.items():
-            assert f"  {name:<10} {what}" in text
-            assert suite_of(verb, name).name == f"{'bench' if verb == 'run' else verb}_{name}"
-    with pytest.raises(SystemExit):
-        main(["run", "prefill"])
-    assert "choose from matmul, widths, attention" in capsys.readouterr().err
-
-
-def test_a_picture_is_drawn_by_the_suite_of_the_file() -> None:
-    assert plotted("x/2026-11-21-bench_matmul-8b_later.json").name == "bench_matmul"
-    with pytest.raises(SystemExit, match="is no DATE-bench_NAME"):
-        plotted("2026-11-22-fuzz.json")
 
 
 def test_the_library_knows_no_benchmark() -> None:

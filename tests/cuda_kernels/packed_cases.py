@@ -11,7 +11,6 @@ from . import cases
 from .cases import EVERY_STEP, Case, gated, matmul, several
 
 Q4 = Packed(4, 32, 7)
-Q4_BFLOAT16 = replace(Q4, scale_dtype="bfloat16")
 Q8 = Packed(8, 32, 127)
 INT8 = Packed(8, -1, 0, word="int8", number="int8")
 

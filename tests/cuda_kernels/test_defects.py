@@ -10,12 +10,10 @@ import pytest
 from relax_fusion.launch.cuda_source import CUDASource
 
 from ..support import emulated
-from ..support.emulated import LaunchError, needs_compiler, on_cpu
+from ..support.emulated import LaunchError, on_cpu
 from ..support.slow import sampled
 from .cases import CASES, HOWS
 from .packed_cases import PACKED
-
-pytestmark = needs_compiler
 
 
 class Defect(NamedTuple):
@@ -29,7 +27,6 @@ class Defect(NamedTuple):
 
 NUMBERS = "wrong at"
 HANGS_EMPTY, HANGS_FULL = (rf"no thread can go on:(.|\n)*{name}\[" for name in ("empty", "full"))
-ONE_SHARES = "if constexpr (BLOCKS_THAT_SHARE == 1)"
 ARRIVAL = "if (before >= 0 && lane < BLOCKS_THAT_SHARE) barrier_arrive"
 SYNC = "          threads_sync<128>(group + 1);\n"
 PIECES = "          for_units([&](Unit* here, u64 there) {\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import check_models as script
 import pytest
 import tvm
@@ -58,24 +56,6 @@ def test_mistakes_are_noted(fake, monkeypatch, rule: ScheduleRule, raised: str, 
     row = script.row_of(JOB, check=True, pipeline=True)
     assert bool(row.raised) == bool(raised) and all(raised in said for said in row.raised)
     assert bool(row.wrong) == bool(wrong) and all(wrong in said for said in row.wrong)
-
-
-def test_results_are_written(fake, monkeypatch, tmp_path) -> None:
-    argv = ["--mlc-llm", ".", "--quantizations", "q0f32", "none", "--targets", "llvm"]
-    monkeypatch.setattr("sys.argv", ["check_models", *argv, "--output", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        script.main()
-    assert end.value.code == 0
-    (file,) = tmp_path.glob("*.json")
-    record = json.loads(file.read_text())
-    assert record["totals"]["functions"] == 1 and record["totals"]["not_lowered"] == 1
-    assert "no such quantisation" in file.with_suffix(".md").read_text()
-
-
-def test_another_directory_is_refused(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("sys.argv", ["check_models", "--mlc-llm", str(tmp_path)])
-    with pytest.raises(SystemExit, match="give a checkout of MLC-LLM"):
-        script.main()
 
 
 def test_inputs_have_exact_sums() -> None:

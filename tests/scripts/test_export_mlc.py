@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import export_mlc as script
 import numpy as np
 import pytest
 import tvm_ffi
@@ -57,19 +56,6 @@ def test_a_text_gives_its_module_back(mod: ir.IRModule) -> None:
     assert tvm_ffi.structural_equal(again, mod)
 
 
-def test_what_is_not_called_is_left_out() -> None:
-    names = {gvar.name_hint for gvar in mlc_models.only(Narrow, "main").functions}
-    assert names == {"main", "negative"}
-
-
 def test_constants_that_are_no_zeros_are_refused() -> None:
     with pytest.raises(ValueError, match="no zeros of one shape"):
         mlc_models.printed(with_constant(1.0))
-
-
-def test_quantisations_take_turns() -> None:
-    third = {script.quantizations(preset)[2] for preset in script.PRESETS}
-    assert third == set(script.IN_TURN)
-    assert {f"{p}-{q}" for p in script.PRESETS for q in script.quantizations(p)} == set(
-        mlc_models.texts()
-    )

@@ -100,12 +100,6 @@ def test_aligned_arguments_are_loaded_16_bytes_at_a_time(dtype: str, block: int)
     assert not re.search(r"(ld|st)\.global\.v\d", narrow)
 
 
-def test_only_what_is_aligned_is_loaded_wide() -> None:
-    text = ptx(one(add_source("fp32", 512, aligned=("x", "n"))))
-    assert len(re.findall(r"ld\.global\.v4\.b32", text)) == 1
-    assert not re.search(r"st\.global\.v", text)
-
-
 def test_the_machine_code_takes_what_a_launch_passes() -> None:
     types = {"out": "*fp32", "bit": "i1", "small": "i8", "middle": "i32"}
     types |= {"wide": "i64", "unsigned": "u32", "real": "fp32"}
@@ -189,14 +183,6 @@ def test_a_descriptor_made_on_the_device_needs_scratch_memory() -> None:
     kernel = compiled(copy_by_descriptor, types, {"ROWS": 32, "COLUMNS": 64})
     assert kernel.scratch_bytes >= 128 and kernel.scratch_align >= 64
     assert kernel.tensor_maps == ()
-
-
-def test_clusters() -> None:
-    kernel = one(add_source(num_ctas=2))
-    assert kernel.options.num_ctas == 2
-    assert re.search(r"\.(reqnctapercluster|cluster_dim|explicitcluster)", ptx(kernel)) or (
-        "cluster" in ptx(kernel)
-    )
 
 
 def test_options_reach_the_machine_code() -> None:
@@ -319,12 +305,6 @@ def test_a_damaged_entry_is_compiled_again(
     assert cache.get(add_source().key()) == first
 
 
-def test_a_kernel_that_fails_leaves_nothing(cache: KernelCache) -> None:
-    with pytest.raises(KernelError):
-        compile_kernels([source(wrong_name, {"x": "*fp32"})], cache=cache)
-    assert not cache.directory.exists() or not list(cache.directory.iterdir())
-
-
 def test_triton_s_own_cache_stays_empty(
     cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,13 +315,6 @@ def test_triton_s_own_cache_stays_empty(
     assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
     assert knobs.compilation.always_compile == always
     assert knobs.cache.dir == str(tmp_path / "triton")
-
-
-def test_without_a_home(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/proc/self/nothing")
-    assert one(add_source(), cache=cache).image
-    monkeypatch.delenv("HOME")
-    assert one(add_source(block=64), cache=cache).image
 
 
 def test_what_is_compiled_twice_is_the_same(tmp_path: Path) -> None:
@@ -357,17 +330,6 @@ def several() -> list[KernelSource]:
 def test_processes_compile_what_one_would(cache: KernelCache, tmp_path: Path) -> None:
     one_by_one = compile_kernels(several(), cache=cache, jobs=1)
     assert compile_kernels(several(), cache=KernelCache(tmp_path / "other"), jobs=2) == one_by_one
-
-
-def test_what_a_process_refuses_is_refused(
-    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_args: Any, **_options: Any) -> None:
-        raise RuntimeError("no such layout")
-
-    monkeypatch.setattr(triton, "compile", refuse)
-    with pytest.raises(KernelError, match=r"does not compile for sm_.*no such layout"):
-        compile_kernels(several(), cache=cache, jobs=2)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -48,6 +48,7 @@ def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> 
     return tvm.transform.Sequential(passes)(module_of(work, plans, outputs=outputs))
 
 
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
@@ -282,5 +283,6 @@ def test_a_users_own_plan(block) -> None:
     pipeline = relax.get_pipeline(
         "relax_fusion", target=H200, report=report, plans={"FuseMatmulEpilogue": own}
     )
-    tvm.compile(block(), H200, relax_pipeline=pipeline)
+    with H200:
+        pipeline(block())
     assert [d.plans for d in report.fused if d.pattern == "FuseMatmulEpilogue"] == [own, own]

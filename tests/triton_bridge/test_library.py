@@ -30,7 +30,6 @@ from relax_fusion.triton_bridge import (
     call_tir_extern,
 )
 
-from ..support.quick import machine
 from .common import H200, add, copy_by_descriptor, copy_tile, double_first, params
 from .fake_driver import build_driver
 
@@ -207,19 +206,6 @@ def test_without_a_driver_it_loads_and_says_what_is_missing(library: Path, tmp_p
     assert "the CUDA driver (libcuda.so.1) was not found on this machine" in error
     funcs = [f for _, f in two_adds().functions_items() if isinstance(f, tirx.PrimFunc)]
     assert any(str(symbol) in error for f in funcs for symbol in f.attrs[KERNELS_ATTR])
-
-
-def test_its_symbols_are_hidden(library: Path) -> None:
-    done = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
-    names = [line.split()[-1] for line in done.stdout.splitlines()]
-    assert not [name for name in names if name.startswith(("launch_", "rf_", "cu"))]
-
-
-def test_in_this_process(library: Path) -> None:
-    built = tvm.compile(EmbedTritonKernels()(two_adds()), "llvm")
-    vm = machine(built)
-    empty = tvm.runtime.empty((0,), "float32")
-    assert vm["main"](empty, empty).shape == (0,)
 
 
 def shared() -> ir.IRModule:

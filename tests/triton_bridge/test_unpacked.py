@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.launch.nvrtc import require_nvrtc
 from relax_fusion.workload.reference import evaluate
 
 from ..cuda_kernels import cases
 from ..cuda_kernels.cases import Case, gated, matmul
 from ..cuda_kernels.packed_cases import HALF_GATED, INT8, Q4, Q8, bfloat16, packed, plan
-from ..support.emulated import H200, emulated, needs_compiler
+from ..support.emulated import emulated, needs_compiler
 from ..support.interpreted import Interpreter
 from .fake_driver import Job, Worker, build_driver, build_launcher
 from .test_cuda import arguments, needs_nvrtc, steps
@@ -71,12 +70,6 @@ def test_arguments_of_packed_weights() -> None:
     (apart,) = steps(packed(gated(merged=False)), plan(16, 64))
     assert arguments(apart)["up_scales0"] == "w1_scale"
     assert "EARLY = 1;" in apart.source.text
-
-
-def test_only_packed_weights_are_copied() -> None:
-    chosen = replace(cases.plan(16, 64), copied=1)
-    wrong = "copied is 1, but weights are not packed"
-    assert [*CudaMatmul().violations(chosen, matmul(), H200)] == [wrong]
 
 
 @needs_nvrtc

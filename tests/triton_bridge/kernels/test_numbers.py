@@ -1,173 +1,111 @@
-"""Every kernel family in the interpreter, against float64."""
+"""Every family of Triton's matmul kernels in the interpreter, against float64."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
-from relax_fusion.workload.reference import evaluate
+from relax_fusion.workload.reference import numpy_dtype
 
-from ...support.interpreted import Interpreter, Launch
-from ...support.launches import interpreted, launch_cases, parameters
-from ...support.workloads import shape_of
-from .cases import EPILOGUES, EPS, ODD_HEADS, ROTATIONS, Case, normalise
-from .launches import gemv, matmul_pointer
+from ...support.contraction_cases import Case, cases, plain, turned
+from ...support.interpreted import Interpreter
+from ...support.launches import H200, interpreted, launch_cases, parameters
+from ...support.slow import sampled
 
-POINTER = TilePlan(16, 16, 64, num_stages=2, num_warps=4, family="pointer")
-GEMV = TilePlan(1, 4, 16, num_warps=4, family="gemv")
-
-
-def label(case: Case) -> str:
-    default = Case()
-    changed = {k: v for k, v in vars(case).items() if v != getattr(default, k)}
-    return "-".join(f"{k}={v}" for k, v in changed.items()) or "plain"
-
-
-def check(interpreter: Interpreter, case: Case, launches: list[Launch]) -> dict[str, np.ndarray]:
-    tensors, dtypes = case.tensors()
-    result = interpreter(tensors, dtypes, launches)
-    case.check(result, tensors)
-    return result
+POINTER = TilePlan(16, 32, 64, num_stages=2, num_warps=4, family="pointer")
+PLANS = {
+    "gemv": TilePlan(1, 8, 32, num_warps=4, family="gemv"),
+    "pointer": POINTER,
+    "split": replace(POINTER, split_k=2),
+    "norm in front": replace(POINTER, block_m=64),
+    "wide": replace(POINTER, block_n=128, split_k=3),
+}
+HALF = {"dtype": "float16", "out_dtype": "float16"}
 
 
-@pytest.mark.parametrize("case", EPILOGUES, ids=label)
-def test_gemv(interpreter: Interpreter, case: Case) -> None:
-    check(interpreter, replace(case, rows=1), gemv(replace(case, rows=1)))
+def in_half() -> dict[str, Case]:
+    """Return the cases in float16: the interpreter has no product of bfloat16."""
+    found = {c.name: replace(c, work=replace(c.work, **HALF)) for c in cases()}
+    many = NormMatmul(70, 40, (plain(40, "residual"),), None, **HALF)
+    rope = Rope(12, 24, "float32")
+    odd = replace(many, rows=3, outputs=(turned(rope, 36, "bias"),))
+    more = {"many_rows": many, "rope_of_odd_heads": odd}
+    return {**found, **{name: Case(name, work) for name, work in more.items()}}
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_gemv_norms(interpreter: Interpreter, norm: str, layout: str) -> None:
-    case = Case(rows=2, norm=norm, beta=norm == "layer", layout=layout, gated=True)
-    check(interpreter, case, gemv(case))
-
-
-@pytest.mark.parametrize("case", EPILOGUES, ids=label)
-@pytest.mark.parametrize("split", [1, 2])
-def test_matmul_pointer(interpreter: Interpreter, case: Case, split: int) -> None:
-    check(interpreter, case, matmul_pointer(case, split, swap=True))
-
-
-@pytest.mark.parametrize("split", [1, 3])
-@pytest.mark.parametrize("gated", [False, True])
-def test_rms_norm_rides_along(interpreter: Interpreter, split: int, gated: bool) -> None:
-    steps = () if gated else ("silu",)
-    case = Case(rows=5, norm="rms", gated=gated, activation="silu", steps=steps, bias=True)
-    check(interpreter, case, matmul_pointer(case, split, swap=True))
-
-
-def test_many_row_tiles(interpreter: Interpreter) -> None:
-    case = Case(rows=70, n=40, steps=("residual",))
-    check(interpreter, case, matmul_pointer(case, 1, swap=False))
-
-
-GEMV_ROTATIONS = [
-    replace(case, norm=("none", "rms")[i % 2]) for i, case in enumerate([*ROTATIONS, *ODD_HEADS])
+CASES = in_half()
+TAKEN = [
+    (plan, name)
+    for name, case in CASES.items()
+    for plan in PLANS
+    if TritonMatmul().refuses(case.work, H200) is None
 ]
 
 
-@pytest.mark.parametrize("case", GEMV_ROTATIONS, ids=label)
-def test_gemv_rotates(interpreter: Interpreter, case: Case) -> None:
-    check(interpreter, case, gemv(case))
+def computed(interpreter: Interpreter, case: Case, plan: TilePlan) -> list[np.ndarray]:
+    """Return the results of a case by the launches of a plan."""
+    made = interpreted(interpreter, case.work, plan, case.inputs())
+    return [made[o.name].astype(numpy_dtype(o.dtype)) for o in case.work.graph.outputs]
 
 
-@pytest.mark.parametrize("case", [*ROTATIONS, *ODD_HEADS], ids=label)
-@pytest.mark.parametrize(("split", "swap"), [(1, True), (1, False), (3, True)])
-def test_matmul_pointer_rotates(
-    interpreter: Interpreter, case: Case, split: int, swap: bool
-) -> None:
-    check(interpreter, case, matmul_pointer(case, split, swap))
+@pytest.mark.parametrize(("plan", "name"), sampled(TAKEN, 7))
+def test_launches_match_the_reference(interpreter: Interpreter, plan: str, name: str) -> None:
+    case = CASES[name]
+    case.check(case.inputs(), computed(interpreter, case, PLANS[plan]), stored=True)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
-def test_gemv_rotates_bfloat16(interpreter: Interpreter, norm: str) -> None:
-    case = Case(rows=3, n=48, head_dim=16, rotated=32, norm=norm, dtype="bfloat16")
-    check(interpreter, case, gemv(case))
+def test_dot_products_of_bfloat16(interpreter: Interpreter, norm: str) -> None:
+    outputs = (turned(Rope(16, 32, "float32"), 48),)
+    brain = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+    work = NormMatmul(3, 40, outputs, Norm(norm, 1e-5, beta=norm == "layer"), **brain)
+    case = Case("brain", work)
+    arrays = case.inputs()
+    got, exact = computed(interpreter, case, PLANS["gemv"])[0], case.reference(arrays, "float64")[0]
+    # The interpreter truncates to bfloat16
+    assert np.abs(got.astype("float64") - exact).max() <= 2.0**-6 * np.abs(exact).max()
 
 
 TURNED = Rope(16, 32, "float32", DynamicDim("s"))
 KEYS = Projection(32, "nk", ("bias",), TURNED)
-TOGETHER = {
+TOGETHER: dict[str, tuple[Sequence[Projection], int]] = {
     "queries-keys-values": (
-        [Projection(48, "nk", ("bias",), replace(TURNED, features=48)), KEYS, Projection(16, "nk")],
+        [Projection(48, "nk", ("bias",), replace(TURNED, features=48)), KEYS, plain(16)],
         1,
     ),
-    "keys-values": (
-        [Projection(24, "nk", ("bias",)), Projection(40, "nk", ("silu", "residual"))],
-        1,
-    ),
-    "kn": ([Projection(24, "kn"), Projection(16, "kn", ("bias",)), Projection(8, "kn")], 1),
-    "four": ([Projection(8 * n, "nk") for n in (3, 1, 2, 2)], 2),
-    "two-layouts": ([Projection(24, "nk"), Projection(24, "kn")], 2),
-    "no-heads": ([KEYS, Projection(24, "nk")], 2),
-    "activated": ([KEYS, Projection(32, "nk", ("relu",))], 2),
+    "keys-values": ([plain(24, "bias"), plain(40, "silu", "residual")], 1),
+    "kn": ([plain(24, layout="kn"), plain(16, "bias", layout="kn"), plain(8, layout="kn")], 1),
+    "four": ([plain(8 * n) for n in (3, 1, 2, 2)], 2),
+    "two-layouts": ([plain(24), plain(24, layout="kn")], 2),
+    "no-heads": ([KEYS, plain(24)], 2),
+    "activated": ([KEYS, plain(32, "relu")], 2),
 }
 """Projections of one input, and how many launches compute them."""
 
 
-@pytest.mark.parametrize("norm", [None, Norm("rms", EPS, unit_offset=True)], ids=["plain", "norm"])
+@pytest.mark.parametrize("norm", [None, Norm("rms", 1e-5, unit_offset=True)], ids=["plain", "norm"])
 @pytest.mark.parametrize("name", TOGETHER)
 def test_projections_share_a_launch(interpreter: Interpreter, name: str, norm: Norm | None) -> None:
     projections, launches = TOGETHER[name]
-    dim = DynamicDim("rows")
-    work = NormMatmul(dim, 40, tuple(projections), norm, "float16", "float16")
-    rng = np.random.default_rng(3)
-    sizes = dict.fromkeys(work.graph.dims, 5)
-    inputs = {
-        o.name: rng.standard_normal(shape_of(o, sizes)).astype(o.dtype) for o in work.graph.inputs
-    }
-    want = evaluate(work.graph, inputs)
-    for plan in (POINTER, replace(POINTER, split_k=2), GEMV):
-        steps = launch_cases(work, plan, parameters(work))[0][1]
+    work = NormMatmul(DynamicDim("rows"), 40, tuple(projections), norm, **HALF)
+    case = Case(name, work, 5)
+    for plan in ("pointer", "gemv"):
+        steps = launch_cases(work, PLANS[plan], parameters(work))[0][1]
         names = [step.function.__name__ for step in steps]
         assert names.count(names[0]) == launches and set(names[1:]) <= {names[0], "split_reduce"}
-        got = interpreted(interpreter, work, plan, inputs)
-        for out in work.graph.outputs:
-            np.testing.assert_allclose(got[out.name], want[out.name], rtol=4e-3, atol=2e-2)
+        case.check(case.inputs(), computed(interpreter, case, PLANS[plan]), stored=True)
 
 
 def test_a_rotation_does_not_mix_features_that_stay(interpreter: Interpreter) -> None:
-    case = Case(rows=1, n=32, head_dim=16, rotated=16, bias=True)
-    tensors, dtypes = case.tensors()
-    tensors["bias"][20] = np.inf
-    result = interpreter(tensors, dtypes, gemv(case))["out"]
-    assert np.isinf(result[0, 20]) and np.isfinite(np.delete(result[0], 20)).all()
-
-
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_row_norm(interpreter: Interpreter, norm: str, dtype: str) -> None:
-    case = Case(rows=5, k=43, n=43, norm=norm, dtype=dtype)
-    tensors, dtypes = case.tensors()
-    beta = norm == "layer"
-    launch = Launch(
-        "row_norm",
-        (3,),
-        {
-            **{f"{name}_ptr": name for name in ("x", "residual", "gamma", "beta", "y")},
-            "sum_ptr": "out",
-            "M": case.rows,
-            "eps": EPS,
-        },
-        {
-            "WIDTH": 43,
-            "BLOCK": 64,
-            "ROWS": 2,
-            "NORM": norm,
-            "HAS_RESIDUAL": True,
-            "HAS_BETA": beta,
-            "STORE_SUM": True,
-            "PDL": False,
-            "EARLY": False,
-        },
-    )
-    result = interpreter(tensors, dtypes, [launch])
-    step = 2.0**-11 if dtype == "float16" else 2.0**-7  # the interpreter truncates to bfloat16
-    total = tensors["x"] + tensors["residual"]
-    assert np.all(np.abs(result["out"] - total) <= step * np.abs(total))
-    want = normalise(result["out"], norm, tensors["gamma"], tensors["beta"] if beta else None)
-    assert np.all(np.abs(result["y"] - want) <= step * (np.abs(want) + 1e-2))
+    outputs = (turned(Rope(16, 16, "float32"), 32, "bias"),)
+    case = Case("apart", NormMatmul(1, 40, outputs, None, **HALF))
+    given = case.inputs()
+    given["bias0_0"][20] = np.inf
+    made = interpreted(interpreter, case.work, PLANS["gemv"], given)["out0"]
+    assert np.isinf(made[0, 20]) and np.isfinite(np.delete(made[0], 20)).all()
