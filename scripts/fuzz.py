@@ -141,23 +141,13 @@ def run(record: Record, kind: str, count: int, args: argparse.Namespace, ends: f
     """Run seeds of one kind until they are done or the time is over."""
     first = record.next_seed(kind, args.seed)
     while first < args.seed + count and time.monotonic() < ends:
-        size = {"graphs": 100, "tir": 20, "compiled": 20}.get(kind, 40) * args.jobs * 4
+        size = campaign.SIZES[kind] * args.jobs  # what is written is not lost
         seeds = range(first, min(first + size, args.seed + count))
         cpu, wall = _cpu_seconds(), time.monotonic()
-        if kind == "graphs":
-            for _, seen in campaign.graphs(seeds, args.jobs):
-                counted = ("matches", "checked", "declines", "unchecked", "spellings")
-                counts = {name: getattr(seen, name) for name in counted}
-                counts |= {"count": seen.functions, "compared": seen.compared}
-                record.add(kind, counts, [f"seed {f.seed}: {f.what}" for f in seen.failures])
-        elif kind == "compiled":
-            for _, ran in campaign.functions(seeds, args.jobs):
-                counts = {"skipped": ran.skipped, "count": ran.functions, "compared": ran.compared}
-                record.add(kind, counts, ran.failures)
-        else:
-            for _, ran in campaign.workloads(seeds, args.jobs, kind):
-                counts = {"kernels": ran.kernels, "skipped": ran.skipped, "count": ran.workloads}
-                record.add(kind, counts, ran.failures)
+        for found in campaign.parts(kind, seeds, args.jobs):
+            counts = {**found.seen, "count": found.count}
+            counts |= {"compared": found.compared} if found.compared else {}
+            record.add(kind, counts, [str(failure) for failure in found.failures])
         taken = _cpu_seconds() - cpu, time.monotonic() - wall
         record.ran(kind, (seeds.start, seeds.stop), *taken)
         record.write()

@@ -55,25 +55,24 @@ class Matrices:
         for matrix, target in enumerate(targets):
             self.set_register(target, pairs[:, matrix].reshape(-1))
 
-    def call_ld(self, args: Any) -> None:
+    def load_shared(self, args: Any) -> None:
         """Give each lane the words at its address."""
         *targets, address = (a for a in args if not is_text(a))
         at = self._words(address, len(targets))
         seen = (self.landed[at] < self.epoch) | self._owned(at)
         assert seen.all(), "what a copy brought is read without a barrier"
         self.read[at] = np.maximum(self.read[at], np.where(self._owned(at), 0, self.epoch))
-        words = np.ascontiguousarray(self.shared[at]).view(np.uint32)
+        found = np.ascontiguousarray(self.shared[at]).view(np.uint32)
         for i, target in enumerate(targets):
-            self.set_register(target, words[:, i])
+            self.set_register(target, found[:, i])
 
-    def call_st(self, args: Any) -> None:
+    def store_copies(self, address: Any, values: list[np.ndarray]) -> None:
         """Take the words of each lane to its address, which it must have copied to."""
-        address, *values = (a for a in args if not is_text(a))
         at = self._words(address, len(values))
         assert self._owned(at).all(), "a thread overwrites what it did not copy"
         assert not self.busy[at].any(), "a thread overwrites what is being multiplied"
-        words = np.stack([self.value(v) for v in values], -1).astype(np.uint32)
-        self.shared[at] = np.ascontiguousarray(words).view(self.shared.dtype)
+        found = np.stack(values, -1).astype(np.uint32)
+        self.shared[at] = np.ascontiguousarray(found).view(self.shared.dtype)
         self.landed[at], self.fenced[at] = self.epoch, False
 
     def _owned(self, at: Any) -> Any:
@@ -184,3 +183,8 @@ def wide(dtype: np.dtype) -> type:
 
 def is_text(node: Any) -> bool:
     return node.kind == "StringImm"
+
+
+def words(args: Any) -> list[str]:
+    """Return the modifiers of an instruction."""
+    return [str(a.value) for a in args if is_text(a)]

@@ -26,7 +26,9 @@ from relax_fusion.workload.reference import numpy_dtype
 from ..support.contraction_cases import COLUMNS, HALF, RMS, ROWS, Case, few_rows_cases, plain
 from ..support.slow import sampled
 from .compiled import compiled
-from .few_rows_on_cpu import WarpsBlock, run_warps
+from .few_rows_on_cpu import WarpsBlock
+from .generic_on_cpu import Launches, of_few_rows
+from .nodes import Node
 from .test_attention import cuda, divergent_barriers, kernels
 
 Work = NormMatmul | GatedFFN
@@ -62,8 +64,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     if case.work.norm and not few_rows.normalises(plan):  # the kernel in front is not run
         rows = case.normalised(case.inputs(), "float32")
         tensors["x_norm"] = rows.astype(tensors["x"].dtype).reshape(-1)
-    for index in range(len(results)):
-        run_warps(func, f"mma{index}", tensors, case.sizes)
+    Launches(tensors, case.sizes, of_few_rows).run(Node(func.body))
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
@@ -94,13 +95,13 @@ def test_a_cluster_reads_just_the_sums_that_are_stored(monkeypatch: pytest.Monke
     # The last barrier orders no reads: a block might be gone before one that no store waits for
     case = next(case for case in few_rows_cases() if case.name == "few_nk")
     plan = next(p for p in small_plans(case.work) if p.split_k > 1)
-    load, found = WarpsBlock._load_peer, []
+    load, found = WarpsBlock.load_peer, []
 
     def noted(block: WarpsBlock, args: Any) -> None:
         found.append(len(block.active))
         load(block, args)
 
-    monkeypatch.setattr(WarpsBlock, "_load_peer", noted)
+    monkeypatch.setattr(WarpsBlock, "load_peer", noted)
     computed(case, plan)
     columns = -(-case.work.outputs[0].n // plan.block_n) * plan.block_n
     assert sum(found) == case.rows * columns * plan.num_warps * plan.split_k

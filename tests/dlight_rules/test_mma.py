@@ -30,8 +30,9 @@ from ..support.contraction_cases import (
     tensor_core_cases,
 )
 from ..support.slow import sampled
+from .generic_on_cpu import Launches
+from .nodes import Node
 from .test_attention import cuda, divergent_barriers, kernels
-from .warps_on_cpu import run_kernel
 
 Work = NormMatmul | GatedFFN
 SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
@@ -59,8 +60,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]
     results = [np.zeros(np.prod(shape), dtype) for shape, dtype in shapes]
     tensors = {p.name: a for p, a in zip(func.params, [*arrays, *results], strict=True)}
-    for index in range(len(results)):
-        run_kernel(func, f"mma{index}", tensors, case.sizes)
+    Launches(tensors, case.sizes).run(Node(func.body))
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import erf
 from threading import Barrier
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import tvm_ffi
-from tvm import s_tir, tirx
 
 from relax_fusion.workload.reference import numpy_dtype
 
-from .matrices_on_cpu import LANES, TF32_LOST, Matrices, is_text
-from .nodes import Node
+from .matrices_on_cpu import LANES, TF32_LOST, Matrices, is_text, words
 
 ELEMENT = 2
 """Bytes of what is in shared memory, in kernels for few rows."""
@@ -44,9 +41,21 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "NE": operator.ne,
     "And": np.logical_and,
     "Or": np.logical_or,
-    "BitwiseOr": operator.or_,
-    "BitwiseXor": operator.xor,
 }
+
+BITS = {
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
+    "LShift": np.left_shift,
+    "RShift": np.right_shift,
+}
+
+INSTRUCTIONS = (
+    *("cp_async_", "ldmatrix", "mma", "wgmma", "fence_proxy", "cvt", "fma", "lop3", "prmt"),
+    *("ld", "st"),
+)
+"""What the names of instructions begin with."""
 
 
 class Block(Matrices):
@@ -74,6 +83,7 @@ class Block(Matrices):
         self.tensors, self.sizes = tensors, sizes
         self.cluster, self.meeting = cluster, meeting
         self.env: dict[Any, Any] = {}
+        self.views: dict[Any, Any] = {}
         self.private: dict[Any, np.ndarray] = {}
         self.threads = 0
         self.active = np.arange(0)
@@ -92,6 +102,9 @@ class Block(Matrices):
         except BaseException:
             self.meeting.abort()
             raise
+
+    def check_end(self) -> None:
+        """Check, when all blocks of the cluster have ended, that none did so too early."""
         assert self.left == self.entered, "a block ends while others may read its memory"
 
     def run(self, node: Any) -> None:
@@ -101,21 +114,27 @@ class Block(Matrices):
         for statement in node.seq:
             self.run(statement)
 
+    def _DeclBuffer(self, node: Any) -> None:
+        self.views[node.buffer] = node.data.args[0]
+
     def _SBlockRealize(self, node: Any) -> None:
+        for axis, value in zip(node.block.iter_vars, node.iter_values, strict=True):
+            self.env[axis.var] = self.value(value)
         for buffer in node.block.alloc_buffers:
             size = int(np.prod([int(d) for d in buffer.ty.shape]))
             dtype = numpy_dtype(str(buffer.ty.dtype))
             if buffer.scope() == "local":
-                self.private[buffer] = np.zeros((self.threads, size), dtype)
+                self.private[buffer] = np.full((self.threads, size), 77, dtype)
             else:
-                self.shared = np.full(size, _junk(dtype), dtype)
-                self.landed = np.full(size, self.epoch)
-                self.read = np.zeros(size, int)
-                self.fenced = np.zeros(size, bool)
-                self.arrived = np.zeros(size, bool)
-                self.owner = np.full(size, -1)
-                self.busy = np.zeros(size, int)
+                self.share(buffer, size, dtype)
         self.run(node.block.body)
+
+    def share(self, buffer: Any, size: int, dtype: np.dtype) -> None:
+        """Make shared memory, and what is known of each of its elements."""
+        self.shared = np.full(size, _junk(dtype), dtype)
+        self.landed, self.owner = np.full(size, self.epoch), np.full(size, -1)
+        self.read, self.busy = np.zeros(size, int), np.zeros(size, int)
+        self.fenced, self.arrived = np.zeros(size, bool), np.zeros(size, bool)
 
     def _For(self, node: Any) -> None:
         for i in range(int(self.value(node.extent).flat[0])):
@@ -123,13 +142,13 @@ class Block(Matrices):
             self.run(node.body)
 
     def _IfThenElse(self, node: Any) -> None:
-        inside = np.broadcast_to(self.value(node.condition), self.active.shape)
         everyone = self.active
-        self.active = everyone[inside]
-        if len(self.active):
-            self.run(node.then_case)
+        inside = np.broadcast_to(self.value(node.condition), everyone.shape)
+        for chosen, case in ((inside, node.then_case), (~inside, node.else_case)):
+            self.active = everyone[chosen]
+            if len(self.active) and case is not None:
+                self.run(case)
         self.active = everyone
-        assert node.else_case is None
 
     def _BufferStore(self, node: Any) -> None:
         buffer, value = node.buffer, self.value(node.value)
@@ -149,13 +168,17 @@ class Block(Matrices):
         """Return the value of an expression in the active threads."""
         if node.kind in BINARY:
             return BINARY[node.kind](self.value(node.a), self.value(node.b))
+        if node.kind in BITS:
+            dtype = numpy_dtype(str(node.ty.dtype))
+            sides = (np.asarray(self.value(v)).astype(dtype) for v in (node.a, node.b))
+            return BITS[node.kind](*sides)
         return getattr(self, "_" + node.kind)(node)
 
     def _IntImm(self, node: Any) -> Any:
         return node.number
 
     def _FloatImm(self, node: Any) -> Any:
-        return np.asarray(node.value, np.float32)
+        return np.asarray(node.value, numpy_dtype(str(node.ty.dtype)))
 
     def _StringImm(self, node: Any) -> Any:
         return str(node.value)
@@ -167,7 +190,8 @@ class Block(Matrices):
         return np.asarray(self.sizes[node.name])
 
     def _Cast(self, node: Any) -> Any:
-        return np.asarray(self.value(node.value)).astype(numpy_dtype(str(node.ty.dtype)))
+        dtype = numpy_dtype(str(node.ty.dtype).split("x")[0])
+        return np.asarray(self.value(node.value)).astype(dtype)
 
     def _Select(self, node: Any) -> Any:
         cases = (node.condition, node.true_value, node.false_value)
@@ -191,7 +215,7 @@ class Block(Matrices):
         name = node.op.name.removeprefix("tirx.").removeprefix("prim.").removeprefix("ptx.")
         if name == "reinterpret":
             return self._reinterpreted(node)
-        for prefix in ("cp_async_", "ldmatrix", "mma", "wgmma", "fence_proxy", "cvt"):
+        for prefix in INSTRUCTIONS:
             if name.startswith(prefix):
                 return getattr(self, prefix.rstrip("_"))(name, node.args)
         return getattr(self, "call_" + name.removesuffix("_vec").replace(".", "_"))(node.args)
@@ -207,6 +231,12 @@ class Block(Matrices):
         result = np.empty(everyone.shape, found[0].dtype)
         result[inside], result[~inside] = found
         return result
+
+    def call_tvm_thread_invariant(self, args: Any) -> Any:
+        return self.value(args[0])
+
+    def call_griddepcontrol(self, args: Any) -> None:
+        """Kernels run one after the other."""
 
     def call_exp(self, args: Any) -> Any:
         return np.exp(self.value(args[0]))
@@ -235,24 +265,57 @@ class Block(Matrices):
         return self.value(args[0]) + self.value(args[1])
 
     def _reinterpreted(self, node: Any) -> Any:
-        value = np.ascontiguousarray(self.value(node.args[0]))
-        return value.view(numpy_dtype(str(node.ty.dtype)))
+        """Take bits for others; two halves are a word, and a word is two halves."""
+        value, dtype = np.asarray(self.value(node.args[0])), str(node.ty.dtype).removesuffix("x2")
+        found = numpy_dtype(dtype)
+        if value.dtype.itemsize < found.itemsize:
+            value = np.broadcast_to(value, (*self.active.shape, 2))
+            return np.ascontiguousarray(value).view(found)[..., 0]
+        value = np.ascontiguousarray(np.broadcast_to(value, self.active.shape))
+        return (value[:, None] if value.dtype.itemsize > found.itemsize else value).view(found)
+
+    def registers(self, args: Any) -> list[np.ndarray]:
+        """Return words of all active threads."""
+        found = (np.broadcast_to(self.value(a), self.active.shape) for a in args)
+        return [np.ascontiguousarray(values) for values in found]
 
     def cvt(self, name: str, args: Any) -> None:
-        """Round to tf32, ties away from zero."""
-        assert any(is_text(a) and a.value == "rna" for a in args)
-        bits = np.ascontiguousarray(self.value(args[1])).view(np.uint32)
-        self.set_register(args[0], (bits + (TF32_LOST + 1) // 2) & ~TF32_LOST)
+        """Round to tf32, ties away from zero; or make two halves of two bytes."""
+        (source,) = self.registers(args[1:2])
+        if "e4m3x2" in words(args):
+            numbers = source.astype(np.uint16).view(ml_dtypes.float8_e4m3fn).astype(np.float16)
+            self.set_register(args[0], numbers.view(np.uint32))
+            return
+        assert "rna" in words(args)
+        self.set_register(args[0], (source.view(np.uint32) + (TF32_LOST + 1) // 2) & ~TF32_LOST)
 
-    def call_prmt(self, args: Any) -> None:
+    def fma(self, name: str, args: Any) -> None:
+        half = half_of(args)
+        a, b, c = (r.view(half).astype(np.float64) for r in self.registers(args[1:4]))
+        self.set_register(args[0], (a * b + c).astype(half).view(np.uint32))
+
+    def lop3(self, name: str, args: Any) -> None:
+        a, b, c = self.registers(args[1:4])
+        assert int(args[4]) == 0xEA
+        self.set_register(args[0], a & b | c)
+
+    def prmt(self, name: str, args: Any) -> None:
         """Pick four bytes of two words."""
-        both = np.stack([self.value(a) for a in args[1:3]], -1).astype(np.uint32).view(np.uint8)
-        picked = [int(args[3]) >> 4 * i & 7 for i in range(4)]
-        self.set_register(args[0], np.ascontiguousarray(both[:, picked]).view(np.uint32)[:, 0])
+        low, high, selector = (r.astype(np.uint64) for r in self.registers(args[1:4]))
+        both, result = low | high << np.uint64(32), np.zeros(self.active.shape, np.uint64)
+        for byte in map(np.uint64, range(4)):
+            choice = selector >> np.uint64(4) * byte & np.uint64(7)
+            result |= (both >> choice * np.uint64(8) & np.uint64(255)) << np.uint64(8) * byte
+        self.set_register(args[0], result.astype(np.uint32))
+
+    def mma(self, name: str, args: Any) -> None:
+        if not len(self.shared):  # of a kernel that has none
+            self.shared = np.zeros(0, half_of(args))
+        super().mma(name, args)
 
     def set_register(self, target: Any, value: Any) -> None:
         """Store what an instruction leaves in a register of the active threads."""
-        self.private[target.source][self.active, int(target.indices[0])] = value
+        self.private[target.source][self.active, int(self.value(target.indices[0]))] = value
 
     def call_tvm_storage_sync(self, args: Any) -> None:
         assert len(self.active) == self.threads
@@ -265,7 +328,7 @@ class Block(Matrices):
         return self.active[:, None] if np.ndim(at) == 2 else self.active
 
     def _tensor(self, buffer: Any) -> np.ndarray:
-        return self.tensors[buffer.name]
+        return self.tensors[self.views.get(buffer, buffer).name]
 
     def _offset(self, buffer: Any, indices: Any) -> Any:
         """Return flat offsets, and fail beyond the ends of a dimension."""
@@ -275,7 +338,12 @@ class Block(Matrices):
             inside = (at >= 0) & (at < limit)
             assert inside.all() if at.ndim else inside, f"{buffer.name}[{index}] is outside"
             flat = flat * limit + at if flat.ndim >= at.ndim else flat[..., None] * limit + at
-        return flat
+        if buffer not in self.views:
+            return flat
+        if len(buffer.ty.strides):  # of a matrix, the last of which is 1
+            width = int(self.value(buffer.ty.shape[-1]))
+            flat = flat // width * self.value(buffer.ty.strides[0]) + flat % width
+        return flat + self.value(buffer.ty.elem_offset)
 
     def cp_async(self, name: str, args: Any) -> None:
         if name.endswith("commit_group"):
@@ -333,13 +401,13 @@ class Block(Matrices):
     def call_barrier_cluster_arrive(self, args: Any) -> None:
         """Count arrivals."""
         assert len(self.active) == self.threads
-        assert "release" in _words(args)
+        assert "release" in words(args)
         self.entered += 1
 
     def call_barrier_cluster_wait(self, args: Any) -> None:
         """Meet all others, who have arrived as often."""
         assert len(self.active) == self.threads
-        assert "acquire" in _words(args)
+        assert "acquire" in words(args)
         self.left += 1
         assert self.left == self.entered
         self.meeting.wait(timeout=60)
@@ -348,27 +416,63 @@ class Block(Matrices):
     def call_mapa_u32(self, args: Any) -> None:
         """Return an address that tells the block as well."""
         address = self.value(args[1]).astype(np.uint32) | self.value(args[2]) + 1 << 24
-        self._set(args[0], address)
+        self.set_register(args[0], address)
 
-    def call_st(self, args: Any) -> None:
-        """Store sums in shared memory, where no operands are needed any more."""
+    def st(self, name: str, args: Any) -> None:
+        """Store words: rounded copies in place, operands that were computed, or sums."""
         address, *values = [a for a in args if not is_text(a)]
+        found = [self.value(value) for value in values]
         if any(load.source.name == "words" for load in values if hasattr(load, "source")):
-            super().call_st(args)
-            return
-        at = np.asarray(self.value(address)).astype(int) // 4
+            self.store_copies(address, found)
+        elif self.shared.itemsize == ELEMENT and found[0].dtype == np.uint32:
+            self.store_operands(address, found)
+        else:
+            self._store_sums(np.asarray(self.value(address)).astype(int) // 4, found)
+
+    def store_operands(self, address: Any, values: list[Any]) -> np.ndarray:
+        """Store 16 bytes, which are seen behind a barrier; return where."""
+        to = np.asarray(self.value(address)).astype(int)
+        assert (to % 16 == 0).all(), "a store must be aligned"
+        at = to[:, None] // ELEMENT + np.arange(16 // ELEMENT)
+        assert len(np.unique(at)) == at.size, "two stores meet"
+        lines = np.sort(to.reshape(-1, 8) // 16 % 8, -1)
+        assert (lines == np.arange(8)).all(), "stores share a bank"
+        assert (self.read[at] < self.epoch).all(), "a store overwrites what may still be read"
+        assert not self.busy[at].any(), "a store overwrites what is being multiplied"
+        both = np.stack([np.broadcast_to(v, to.shape) for v in values], -1).astype(np.uint32)
+        self.shared[at] = np.ascontiguousarray(both).view(self.shared.dtype)
+        self.landed[at], self.arrived[at], self.fenced[at] = self.epoch, True, False
+        return at
+
+    def _store_sums(self, at: np.ndarray, values: list[Any]) -> None:
+        """Store sums in shared memory, where no operands are needed any more."""
         assert not self.busy.any() and not self.pending and not any(self.groups)
         assert (self.read < self.epoch).all(), "sums overwrite what may still be read"
         assert len(np.unique(at)) == len(at)
-        for i, value in enumerate(values):
-            sums = self.value(value)
+        for i, sums in enumerate(values):
             self.shared.view(sums.dtype)[at + i] = sums
 
-    def call_ld(self, args: Any) -> None:
+    def ld(self, name: str, args: Any) -> None:
+        """Load words of a tensor, of this block's memory, or of another one's of the cluster."""
+        if "global" in words(args):
+            self._load_words(args)
+        elif "shared::cluster" in words(args):
+            self.load_peer(args)
+        else:
+            self.load_shared(args)
+
+    def _load_words(self, args: Any) -> None:
+        """Load 16 bytes of a tensor into four registers."""
+        load = args[4].args[0]
+        first = np.broadcast_to(self._offset(load.source, load.indices), self.active.shape)
+        assert (first * ELEMENT % 16 == 0).all(), "a load must be aligned"
+        values = self._tensor(load.source)[first[:, None] + np.arange(16 // ELEMENT)]
+        found = np.ascontiguousarray(values).view(np.uint32)
+        for word, target in enumerate(args[:4]):
+            self.set_register(target, found[:, word])
+
+    def load_peer(self, args: Any) -> None:
         """Load sums from the shared memory of a block of the cluster."""
-        if "shared::cluster" not in _words(args):
-            super().call_ld(args)
-            return
         *targets, address = [a for a in args if not is_text(a)]
         at = np.asarray(self.value(address)).astype(int)
         assert (at >> 24).min() == (at >> 24).max() > 0, "the address is of no block"
@@ -376,56 +480,15 @@ class Block(Matrices):
         assert peer.left >= self.left > 0, "sums are read before they must be there"
         for i, target in enumerate(targets):
             dtype = self.private[target.source].dtype
-            self._set(target, peer.shared.view(dtype)[(at & 0xFFFFFF) // 4 + i])
-
-    def _set(self, target: Any, value: Any) -> None:
-        self.private[target.source][self.active, int(self.value(target.indices[0]))] = value
+            self.set_register(target, peer.shared.view(dtype)[(at & 0xFFFFFF) // 4 + i])
 
 
-def run_kernel(
-    func: tirx.PrimFunc, name: str, tensors: dict[str, np.ndarray], sizes: dict[str, int]
-) -> None:
-    """Run every thread block of the kernel whose block is called `name`; writes into `tensors`."""
-    loops: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    body = Node(func.body)
-    found = {_tag(loop): body.of(loop) for loop in loops if _kernel_of(loop, name) and _tag(loop)}
-    extents = {tag: int(Block(tensors, sizes).value(loop.extent)) for tag, loop in found.items()}
-    size = extents.get("clusterCtaIdx.x", 1)
-    assert extents["blockIdx.x"] % size == 0
-    for first in range(0, extents["blockIdx.x"], size):
-        cluster: list[Block] = []
-        meeting = Barrier(size)
-        for rank in range(size):
-            block = Block(tensors, sizes, cluster, meeting)
-            block.threads = extents["threadIdx.x"]
-            block.active = np.arange(block.threads)
-            places = {
-                "blockIdx.x": np.asarray(first + rank),
-                "clusterCtaIdx.x": np.asarray(rank),
-                "threadIdx.x": block.active,
-            }
-            block.env = {loop.loop_var: places[tag] for tag, loop in found.items()}
-            cluster.append(block)
-        with ThreadPoolExecutor(size) as pool:
-            list(pool.map(lambda block: block.run_to_the_end(found["threadIdx.x"].body), cluster))
-
-
-def _words(args: Any) -> list[str]:
-    """Return the modifiers of an instruction."""
-    return [str(a.value) for a in args if is_text(a)]
+def half_of(args: Any) -> np.dtype:
+    """Return the element type that an instruction names."""
+    brain = any(word.startswith("bf16") for word in words(args))
+    return numpy_dtype("bfloat16" if brain else "float16")
 
 
 def _junk(dtype: np.dtype) -> float:
     """Return what is in memory that has not been written."""
     return 85 if dtype.kind in "iu" else np.nan
-
-
-def _tag(loop: Any) -> str | None:
-    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else None
-
-
-def _kernel_of(loop: Any, name: str) -> bool:
-    found: list[str] = []
-    tvm_ffi.structural_walk(loop, (s_tir.SBlock, lambda b: found.append(b.name_hint)))
-    return name in found

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -21,6 +19,7 @@ from ..support.buffers import unaligned
 from ..support.quick import machine, quick_host, quickly
 from . import evaluation
 from .bindings import Function, writes
+from .findings import Failure, Findings
 from .functions import draw
 
 TIMES, STEPS = 4.0, 64.0
@@ -28,16 +27,6 @@ TIMES, STEPS = 4.0, 64.0
 what both round differs in order, and each value of a chain is rounded."""
 
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-
-@dataclass
-class Findings:
-    """What was seen: how many functions were drawn, compared, left out, and what went wrong."""
-
-    functions: int = 0
-    compared: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
 
 
 class Different(Exception):
@@ -49,15 +38,14 @@ def explore(seeds: Sequence[int]) -> Findings:
     found = Findings()
     warnings.filterwarnings("error", "relax_fusion:", RuntimeWarning)
     for seed in seeds:
-        found.functions += 1
+        found.count += 1
         try:
             why = check(draw(seed), seed)
         except Exception as err:
-            line = (str(err).strip().splitlines() or [""])[0]
-            found.failures.append(f"seed {seed}: {type(err).__name__}: {line[:300]}")
+            found.failures.append(Failure.of(seed, err))
             continue
         if why:
-            found.skipped[why] += 1
+            found.seen["skipped"][why] += 1
         else:
             found.compared += 1
     return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from random import Random
 from typing import Any
@@ -25,6 +24,7 @@ from relax_fusion.workload import Attention, Chain, DynamicDim
 
 from ..support.quick import loaded, quick_host, quickly
 from ..support.workloads import results
+from .findings import Failure, Findings
 from .workloads import KINDS, Case, Chooser
 
 FAMILIES = ("gemv", "pointer")
@@ -39,25 +39,10 @@ class Kernel:
     case: Case
     plans: PlanTable
 
-    def __str__(self) -> str:
-        return f"seed {self.seed}: {self.case.work} by {self.plans}"
-
-
-@dataclass
-class Findings:
-    """What was run: kernels by workload and family, those without a plan, and what went wrong."""
-
-    workloads: int = 0
-    kernels: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def add(self, other: Findings) -> None:
-        """Add what was seen elsewhere."""
-        self.workloads += other.workloads
-        self.kernels.update(other.kernels)
-        self.skipped.update(other.skipped)
-        self.failures += other.failures
+    def failed(self, err: Exception) -> Failure:
+        """Return the failure of a kernel by an error."""
+        said = f"{self.case.work} by {self.plans}: {type(err).__name__}: {str(err)[-300:]}"
+        return Failure(self.seed, said)
 
 
 def draw(seed: int, dev: DeviceSpec, backend: str) -> Kernel | None:
@@ -95,20 +80,20 @@ def explore(seeds: Sequence[int]) -> Findings:
     found = Findings()
     kernels = []
     for seed in seeds:
-        found.workloads += 1
+        found.count += 1
         kernel = draw(seed, device_of(target), "tir")
         if kernel is None:
-            found.skipped["no plan"] += 1
+            found.seen["skipped"]["no plan"] += 1
         else:
             kernels.append(kernel)
     for kernel, run in zip(kernels, compiled(kernels, found), strict=True):
         if run is None:
             continue
-        found.kernels[label(kernel)] += 1
+        found.seen["kernels"][label(kernel)] += 1
         try:
             check(kernel, run)
         except (AssertionError, ValueError, RuntimeError) as err:
-            found.failures.append(f"{kernel}: {type(err).__name__}: {str(err)[-300:]}")
+            found.failures.append(kernel.failed(err))
     return found
 
 
@@ -126,7 +111,7 @@ def compiled(kernels: Sequence[Kernel], found: Findings) -> list[Any]:
         library = loaded(quickly(mod, target=target))
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
         if len(kernels) == 1:
-            found.failures.append(f"{kernels[0]}: does not compile: {str(err)[-300:]}")
+            found.failures.append(kernels[0].failed(err))
             return [None]
         return [run for kernel in kernels for run in compiled([kernel], found)]
     return [library[f"f{kernel.seed}"] for kernel in kernels]

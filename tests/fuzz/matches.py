@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +14,6 @@ from tvm.target import Target
 
 from relax_fusion import Decision, FuseOptions, make_target
 from relax_fusion.equivalence.operators import Misfit, Uninterpreted
-from relax_fusion.errors import EquivalenceError
 from relax_fusion.estimator import Choice, Prediction, RangePrediction
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.passes import PATTERNS, FusePatterns, block_round, driver
@@ -23,6 +21,7 @@ from relax_fusion.workload import Workload
 
 from . import evaluation
 from .bindings import Function, smaller
+from .findings import Failure, Findings
 from .functions import draw
 
 TOLERANCE = 1e-6
@@ -30,48 +29,6 @@ TOLERANCE = 1e-6
 
 ESTIMATED = 40
 """One function in so many asks the estimator, whose time is most of a pass's."""
-
-
-@dataclass
-class Findings:
-    """What was seen.
-
-    Parameters
-    ----------
-    functions, compared : int
-        How many were drawn, and for how many the whole function was compared.
-    matches, declines, unchecked : Counter
-        By pass; by reason; by what could not be interpreted.
-    spellings : Counter
-        Matches by pass and spelling.
-    failures : list of Failure
-        What went wrong.
-    """
-
-    functions: int = 0
-    compared: int = 0
-    matches: Counter[str] = field(default_factory=Counter)
-    checked: Counter[str] = field(default_factory=Counter)
-    declines: Counter[str] = field(default_factory=Counter)
-    unchecked: Counter[str] = field(default_factory=Counter)
-    spellings: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
-
-    def add(self, other: Findings) -> None:
-        """Add what was seen elsewhere."""
-        self.functions += other.functions
-        self.compared += other.compared
-        for name in ("matches", "checked", "declines", "unchecked", "spellings"):
-            getattr(self, name).update(getattr(other, name))
-        self.failures += other.failures
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A function that went wrong: its seed, and how."""
-
-    seed: int
-    what: str
 
 
 class Wrong(Exception):
@@ -212,36 +169,27 @@ def _compared(old: np.ndarray, new: np.ndarray, far: bool, moved: np.ndarray) ->
 
 
 def explore(seeds: Sequence[int]) -> Findings:
-    """Draw and check the functions of some seeds."""
+    """Draw and check the functions of some seeds; count decisions by pass, reason and spelling."""
     found = Findings()
     for seed in seeds:
-        found.functions += 1
+        found.count += 1
         try:
             decisions, compared = check(draw(seed), seed)
         except Exception as err:
-            found.failures.append(Failure(seed, _said(err)))
+            found.failures.append(Failure.of(seed, err))
             continue
         found.compared += compared
-        _count(found, decisions)
+        for d in decisions:
+            if d.decline is not None:
+                found.seen["declines"][d.decline.reason.value] += 1
+                continue
+            found.seen["matches"][d.pattern] += 1
+            found.seen["spellings"][f"{d.pattern} / {d.spelling}"] += 1
+            if d.validation == "checked":
+                found.seen["checked"][d.pattern] += 1
+            else:
+                found.seen["unchecked"][d.validation] += 1
     return found
-
-
-def _count(found: Findings, decisions: Sequence[Decision]) -> None:
-    for d in decisions:
-        if d.decline is not None:
-            found.declines[d.decline.reason.value] += 1
-            continue
-        found.matches[d.pattern] += 1
-        found.spellings[f"{d.pattern} / {d.spelling}"] += 1
-        if d.validation == "checked":
-            found.checked[d.pattern] += 1
-        else:
-            found.unchecked[d.validation] += 1
-
-
-def _said(err: Exception) -> str:
-    lines = str(err).strip().splitlines() or [""]
-    return f"{type(err).__name__}: {lines[-1][:400]}"
 
 
 def minimised(function: Function, seed: int, budget: int = 200) -> Function:
@@ -250,10 +198,8 @@ def minimised(function: Function, seed: int, budget: int = 200) -> Function:
     def kind(candidate: Function) -> str:
         try:
             check(candidate, seed)
-        except (EquivalenceError, Wrong) as err:
-            return type(err).__name__
         except Exception as err:
-            return _said(err).split(":")[0]
+            return type(err).__name__
         return ""
 
     wanted, best, again = kind(function), function, True
@@ -267,6 +213,3 @@ def minimised(function: Function, seed: int, budget: int = 200) -> Function:
                 best, again = candidate, True
                 break
     return best
-
-
-__all__ = ["Failure", "Findings", "Wrong", "check", "explore", "minimised"]

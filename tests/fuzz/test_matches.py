@@ -8,10 +8,12 @@ import pytest
 
 from relax_fusion import Reason
 from relax_fusion.equivalence import Checker
+from relax_fusion.errors import EquivalenceError
 from relax_fusion.passes import PATTERNS, attention
 
 from . import campaign, functions, kernels, matches
 from .bindings import Function
+from .findings import Failure, Findings
 
 GRAPHS, KERNELS = range(140, 230), (0, 1, 2, 4, 9, 11, 12, 14)
 """Seeds; of kernels, some of every kind of workload that compile within a second."""
@@ -20,17 +22,17 @@ SEVERAL = (Reason.SHAPE, Reason.ATTRIBUTE, Reason.LAYOUT, Reason.AXIS)
 
 def test_random_functions() -> None:
     found = matches.explore(GRAPHS)
-    assert found.failures == [] and found.unchecked == {}
-    assert found.matches == found.checked
-    assert set(found.matches) == set(PATTERNS), "a pass that never fired was not tested"
-    assert {r.value for r in SEVERAL} <= set(found.declines)
-    assert len(found.spellings) >= 30 and 2 * found.compared >= found.functions
+    assert found.failures == [] and not found.seen["unchecked"]
+    assert found.seen["matches"] == found.seen["checked"]
+    assert set(found.seen["matches"]) == set(PATTERNS), "a pass that never fired was not tested"
+    assert {r.value for r in SEVERAL} <= set(found.seen["declines"])
+    assert len(found.seen["spellings"]) >= 30 and 2 * found.compared >= found.count
 
 
 def test_random_kernels() -> None:
     found = kernels.explore(KERNELS)
     assert found.failures == []
-    assert sum(found.kernels.values()) == len(KERNELS)
+    assert sum(found.seen["kernels"].values()) == len(KERNELS)
 
 
 def test_the_same_seed_draws_the_same() -> None:
@@ -44,7 +46,7 @@ def _doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_factor", lambda value, what: 2 * factor(value, what))
 
 
-def _failing(seeds: Any) -> matches.Failure:
+def _failing(seeds: Any) -> Failure:
     return matches.explore(seeds).failures[0]
 
 
@@ -56,7 +58,7 @@ def test_a_wrong_match_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) 
     whole = functions.draw(failure.seed)
     small = matches.minimised(whole, failure.seed)
     assert isinstance(small, Function) and len(small.bindings) <= len(whole.bindings)
-    with pytest.raises(matches.EquivalenceError):
+    with pytest.raises(EquivalenceError):
         matches.check(small, failure.seed)
 
 
@@ -67,14 +69,14 @@ def test_a_wrong_function_is_found_without_validation(monkeypatch: pytest.Monkey
 
 
 def test_what_dies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(seeds: Any) -> matches.Findings:
+    def dying(seeds: Any) -> Findings:
         if 1 in seeds:
             raise SystemExit(3)
-        return matches.Findings(len(seeds))
+        return Findings(len(seeds))
 
     monkeypatch.setattr(matches, "explore", dying)
-    found = matches.Findings()
-    for _, part in campaign.graphs(range(3), 1):
+    found = Findings()
+    for part in campaign.parts("graphs", range(3), 1):
         found.add(part)
-    assert found.functions == 3
+    assert found.count == 3
     assert [f.seed for f in found.failures] == [1]

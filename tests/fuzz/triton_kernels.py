@@ -13,7 +13,8 @@ from relax_fusion.workload.reference import numpy_dtype
 from ..support import launches
 from ..support.interpreted import Interpreter
 from . import kernels
-from .kernels import Findings, Kernel
+from .findings import Findings
+from .kernels import Kernel
 
 H200 = device("h200")
 
@@ -22,18 +23,27 @@ def explore(seeds: Sequence[int], interpreter: Interpreter) -> Findings:
     """Interpret kernels one by one, and compare each with its reference."""
     found = Findings()
     for seed in seeds:
-        found.workloads += 1
+        found.count += 1
         kernel = kernels.draw(seed, H200, "triton")
         if kernel is None:
-            found.skipped["no kernel of Triton"] += 1
+            found.seen["skipped"]["no kernel of Triton"] += 1
             continue
-        found.kernels[kernels.label(kernel)] += 1
+        found.seen["kernels"][kernels.label(kernel)] += 1
         try:
             arrays, outs = interpreted(interpreter, kernel)
             kernels.judge(kernel.case, arrays, outs, stored=True)
         except Exception as err:
-            found.failures.append(f"{kernel}: {type(err).__name__}: {str(err)[-300:]}")
+            found.failures.append(kernel.failed(err))
     return found
+
+
+def explore_alone(seeds: Sequence[int]) -> Findings:
+    """Do the same in an interpreter that ends with it."""
+    interpreter = Interpreter()
+    try:
+        return explore(seeds, interpreter)
+    finally:
+        interpreter.close()
 
 
 def interpreted(

@@ -250,15 +250,26 @@ def _blocks(n: Any, block: int) -> tuple[Any]:
     return ((n + (block - 1)) // block,)
 
 
-def _add(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        vector_add,
-        lambda c: _blocks(n, c["BLOCK"]),
-        [v[0], v[1], OUT, n],
-        v[0].ty,
-        constexprs={"BLOCK": 256},
-        target=target,
-    )
+def _calls(
+    kernel: Any,
+    block: int,
+    args: Callable[[list[relax.Expr], Any], Any],
+    ty: Callable[[list[relax.Expr], Any], Any] = lambda v, n: v[0].ty,
+    columns: tuple[int, ...] = (),
+    **options: Any,
+) -> Emit:
+    """Return what emits a call in blocks of n: `args` and `ty` get the inputs and n."""
+    options = {"constexprs": {"BLOCK": block}, **options}
+
+    def emit(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
+        grid = (*_blocks(n, block), *columns)
+        return call_tir_extern(kernel, grid, args(v, n), ty(v, n), target=target, **options)
+
+    return emit
+
+
+def _add(block: int, **options: Any) -> Emit:
+    return _calls(vector_add, block, lambda v, n: [*v, OUT, n], **options)
 
 
 def _variants(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
@@ -274,163 +285,76 @@ def _variants(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
     )
 
 
-def _softmax(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        softmax,
-        (n,),
-        [v[0], OUT, 1000],
-        v[0].ty,
-        constexprs={"BLOCK": 1024},
-        num_warps=8,
-        target=target,
-    )
+def _in_turn(*emits: Emit) -> Emit:
+    """Return what emits calls of which each reads the result of the one in front."""
+
+    def emit(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
+        value, builder = v[0], relax.BlockBuilder.current()
+        for each in emits:
+            value = builder.emit(each([value, *v[1:]], n, target))
+        return value
+
+    return emit
 
 
-def _tma(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    tile = {"BM": 128, "BN": 128, "BK": 64}
-    maps = [
-        TensorMap(v[0], (128, 64)),
-        TensorMap(v[1], (128, 64)),
-        TensorMap(OUT, (128, 128)),
-    ]
-    return call_tir_extern(
-        tma_matmul,
-        (_blocks(n, 128)[0], 384 // 128),
-        [*maps, 512],
-        R.Tensor((n, 384), "float16"),
-        constexprs=tile,
-        num_warps=8,
-        num_stages=4,
-        target=target,
-    )
+def _first(both: Emit) -> Emit:
+    def emit(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
+        return relax.TupleGetItem(relax.BlockBuilder.current().emit(both(v, n, target)), 0)
+
+    return emit
 
 
-def _device_tma(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        device_tma_scale,
-        (_blocks(n, 32)[0], 4),
-        [v[0], OUT, n, 256, 3.0],
-        v[0].ty,
-        constexprs={"BM": 32, "BN": 64},
-        target=target,
-    )
+def _half(columns: int) -> Callable[[list[relax.Expr], Any], Any]:
+    return lambda v, n: R.Tensor((n, columns), "float16")
 
 
-def _cluster(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        cluster_matmul,
-        (_blocks(n, 128)[0], 256 // 128),
-        [v[0], v[1], OUT, 256, 128],
-        R.Tensor((n, 256), "float16"),
-        constexprs={"BM": 128, "BN": 128, "BK": 32},
-        num_ctas=2,
-        target=target,
-    )
-
-
-def _none(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(no_constexprs, _blocks(n, 128), [v[0], OUT, n], v[0].ty, target=target)
-
-
-def _five(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        five_constexprs,
-        lambda c: _blocks(n, c["BLOCK"]),
-        {"x": v[0], "out": OUT, "n": n},
-        v[0].ty,
-        constexprs={
-            "BLOCK": 128,
-            "SCALE": 2.5,
-            "NEGATE": True,
-            "ROUND": "floor",
-            "DTYPE": tl.float32,
-        },
-        target=target,
-    )
-
-
-def _two_plans(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    builder = relax.BlockBuilder.current()
-    value = v[0]
-    for block, warps in ((128, 1), (1024, 8)):
-        value = builder.emit(
-            call_tir_extern(
-                vector_add,
-                _blocks(n, block),
-                [value, v[1], OUT, n],
-                v[0].ty,
-                constexprs={"BLOCK": block},
-                num_warps=warps,
-                target=target,
-            )
-        )
-    return value
-
-
-def _cooperative(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    builder = relax.BlockBuilder.current()
-    both = call_tir_extern(
-        reverse_after_all,
-        _blocks(n, 256),
-        [v[0], Out(0), Workspace((_blocks(n, 256)[0] * 256,)), InOut(v[1], 1), n],
-        [v[0].ty, v[1].ty],
-        constexprs={"BLOCK": 256},
-        cooperative=True,
-        target=target,
-    )
-    return relax.TupleGetItem(builder.emit(both), 0)
-
-
-def _dependent(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    builder = relax.BlockBuilder.current()
-    value = v[0]
-    for _ in range(4):
-        value = builder.emit(
-            call_tir_extern(
-                dependent_double,
-                _blocks(n, 256),
-                [value, OUT, n],
-                v[0].ty,
-                constexprs={"BLOCK": 256},
-                dependent_launch=True,
-                target=target,
-            )
-        )
-    return value
-
-
-def _least_and_most(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    rows = R.Tensor((n,), "float32")
-    return call_tir_extern(
-        least_and_most,
-        (n,),
-        [v[0], Out(0), Out(1), 100],
-        [rows, rows],
-        constexprs={"BLOCK": 128},
-        target=target,
-    )
-
-
-def _in_place(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        add_to,
-        _blocks(n, 256),
-        [InOut(v[0]), v[1], n],
-        v[0].ty,
-        constexprs={"BLOCK": 256},
-        target=target,
-    )
-
-
-def _workspace(v: list[relax.Expr], n: Any, target: Target) -> relax.Expr:
-    return call_tir_extern(
-        through_workspace,
-        _blocks(n, 256),
-        [v[0], OUT, Workspace((n,), "float32"), n],
-        v[0].ty,
-        constexprs={"BLOCK": 256},
-        target=target,
-    )
+_SOFTMAX = _calls(softmax, 1, lambda v, n: [*v, OUT, 1000], constexprs={"BLOCK": 1024}, num_warps=8)
+_TMA = _calls(
+    tma_matmul,
+    128,
+    lambda v, n: [*(TensorMap(x, (128, 64)) for x in v), TensorMap(OUT, (128, 128)), 512],
+    _half(384),
+    (384 // 128,),
+    constexprs={"BM": 128, "BN": 128, "BK": 64},
+    num_warps=8,
+    num_stages=4,
+)
+_DEVICE_TMA = _calls(
+    device_tma_scale,
+    32,
+    lambda v, n: [*v, OUT, n, 256, 3.0],
+    columns=(4,),
+    constexprs={"BM": 32, "BN": 64},
+)
+_CLUSTER = _calls(
+    cluster_matmul,
+    128,
+    lambda v, n: [*v, OUT, 256, 128],
+    _half(256),
+    (256 // 128,),
+    constexprs={"BM": 128, "BN": 128, "BK": 32},
+    num_ctas=2,
+)
+_NONE = _calls(no_constexprs, 128, lambda v, n: [*v, OUT, n], constexprs={})
+FIVE = {"BLOCK": 128, "SCALE": 2.5, "NEGATE": True, "ROUND": "floor", "DTYPE": tl.float32}
+_FIVE = _calls(five_constexprs, 128, lambda v, n: {"x": v[0], "out": OUT, "n": n}, constexprs=FIVE)
+_COOPERATIVE = _calls(
+    reverse_after_all,
+    256,
+    lambda v, n: [v[0], Out(0), Workspace((_blocks(n, 256)[0] * 256,)), InOut(v[1], 1), n],
+    lambda v, n: [x.ty for x in v],
+    cooperative=True,
+)
+_DEPENDENT = _calls(dependent_double, 256, lambda v, n: [*v, OUT, n], dependent_launch=True)
+_LEAST_AND_MOST = _calls(
+    least_and_most,
+    1,
+    lambda v, n: [*v, Out(0), Out(1), 100],
+    lambda v, n: [R.Tensor((n,), "float32")] * 2,
+    constexprs={"BLOCK": 128},
+)
+_IN_PLACE = _calls(add_to, 256, lambda v, n: [InOut(v[0]), v[1], n])
+_WORKSPACE = _calls(through_workspace, 256, lambda v, n: [*v, OUT, Workspace((n,), "float32"), n])
 
 
 def _softmax_reference(x: np.ndarray) -> list[np.ndarray]:
@@ -446,41 +370,26 @@ def _reversed_blocks(x: np.ndarray, _counter: np.ndarray) -> list[np.ndarray]:
 
 
 CASES = (
-    Case("vector_add", (("n",), ("n",)), _add, lambda x, y: [x + y]),
+    Case("vector_add", (("n",), ("n",)), _add(256), lambda x, y: [x + y]),
     Case("variants_few", (("n",), ("n",)), _variants, lambda x, y: [x + y], size=50),
     Case("variants_many", (("n",), ("n",)), _variants, lambda x, y: [x + y], size=5000),
-    Case("softmax", (("n", 1000),), _softmax, _softmax_reference, size=77),
+    Case("softmax", (("n", 1000),), _SOFTMAX, _softmax_reference, size=77),
+    Case("tma_matmul", (("n", 512), (384, 512)), _TMA, lambda a, b: [a @ b.T], 256, "float16"),
+    Case("device_tma", (("n", 256),), _DEVICE_TMA, lambda x: [3 * x], size=96),
+    Case("cluster", (("n", 128), (128, 256)), _CLUSTER, lambda a, b: [a @ b], 256, "float16"),
+    Case("no_constexprs", (("n",),), _NONE, lambda x: [2 * x]),
+    Case("five_constexprs", (("n",),), _FIVE, lambda x: [np.floor(-2.5 * x)]),
     Case(
-        "tma_matmul",
-        (("n", 512), (384, 512)),
-        _tma,
-        lambda a, b: [a @ b.T],
-        size=256,
-        dtype="float16",
+        "two_plans",
+        (("n",), ("n",)),
+        _in_turn(_add(128, num_warps=1), _add(1024, num_warps=8)),
+        lambda x, y: [x + y + y],
     ),
-    Case("device_tma", (("n", 256),), _device_tma, lambda x: [3 * x], size=96),
-    Case(
-        "cluster",
-        (("n", 128), (128, 256)),
-        _cluster,
-        lambda a, b: [a @ b],
-        size=256,
-        dtype="float16",
-    ),
-    Case("no_constexprs", (("n",),), _none, lambda x: [2 * x]),
-    Case("five_constexprs", (("n",),), _five, lambda x: [np.floor(-2.5 * x)]),
-    Case("two_plans", (("n",), ("n",)), _two_plans, lambda x, y: [x + y + y]),
-    Case("cooperative", (("n",), (1,)), _cooperative, _reversed_blocks, size=5000),
-    Case("dependent", (("n",),), _dependent, lambda x: [16 * x], size=100000),
-    Case(
-        "two_outputs",
-        (("n", 100),),
-        _least_and_most,
-        lambda x: [x.min(-1), x.max(-1)],
-        size=33,
-    ),
-    Case("in_place", (("n",), ("n",)), _in_place, lambda x, y: [x + y], in_place=True),
-    Case("workspace", (("n",),), _workspace, lambda x: [3 * x]),
+    Case("cooperative", (("n",), (1,)), _first(_COOPERATIVE), _reversed_blocks, size=5000),
+    Case("dependent", (("n",),), _in_turn(*[_DEPENDENT] * 4), lambda x: [16 * x], size=100000),
+    Case("two_outputs", (("n", 100),), _LEAST_AND_MOST, lambda x: [x.min(-1), x.max(-1)], 33),
+    Case("in_place", (("n",), ("n",)), _IN_PLACE, lambda x, y: [x + y], in_place=True),
+    Case("workspace", (("n",),), _WORKSPACE, lambda x: [3 * x]),
 )
 
 
