@@ -21,6 +21,7 @@ from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from ..support.chains import Chain, module
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
+from ..support.slow import sampled
 from .test_contraction import Work, built, check
 
 BY_NAME = {case.name: case for case in cases()}
@@ -42,7 +43,7 @@ def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> Pa
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(NAMES, 3))
 def test_numbers(name: str) -> None:
     """Rows and columns are no multiples of the tile in most cases."""
     case = BY_NAME[name]

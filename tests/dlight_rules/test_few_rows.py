@@ -68,7 +68,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
-@pytest.mark.parametrize("case", sampled(few_rows_cases(), 2), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(few_rows_cases(), 3), ids=lambda case: case.name)
 def test_numbers(case: Case) -> None:
     chosen = small_plans(case.work)
     assert chosen

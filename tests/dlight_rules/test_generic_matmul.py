@@ -21,6 +21,7 @@ from relax_fusion.estimator.tile_plan import PLAN_ATTR
 from relax_fusion.hardware.target import device_of
 
 from ..support.generic_cases import Input, Quantised, check, compiled, fused, run
+from ..support.slow import sampled
 from .test_attention import kernels
 
 op = relax.op
@@ -168,7 +169,7 @@ LEFT = ("a sum of one", "an epilogue in a batch")
 """What has no plan on a GPU, and what has a constant that is no float16."""
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in LEFT])
+@pytest.mark.parametrize("name", sampled(n for n in CASES if n not in LEFT))
 def test_cuda_compiles(name: str) -> None:
     func = fused(CASES[name].inputs, CASES[name].emit)
     kernel = GenericMatmulRule().apply(func, make_target("h200"), False).mod["main"]
@@ -240,10 +241,6 @@ def test_an_activation_in_front_is_computed_by_a_kernel_of_its_own() -> None:
     kernel = GenericMatmulRule().apply(func, make_target("h200"), False).mod["main"]
     first, second = kernels(compiled(kernel, make_target("h200")).mod.imports[0].inspect_source())
     assert "*(uint4*)(x" in first and "mma" in second  # which stores vectors
-
-
-LEFT = ("a sum of one", "an epilogue in a batch")
-"""What has no plan on a GPU, and what has a constant that is no float16."""
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in LEFT])

@@ -64,7 +64,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
-@pytest.mark.parametrize("case", sampled(tensor_core_cases(), 2), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(tensor_core_cases(), 3), ids=lambda case: case.name)
 def test_numbers(case: Case) -> None:
     for plan in small_plans(case.work):
         case.check(case.inputs(), computed(case, plan))
@@ -73,7 +73,7 @@ def test_numbers(case: Case) -> None:
 NK = [c for c in tensor_core_cases() if plans(c.work, "wgmma")]
 
 
-@pytest.mark.parametrize("case", sampled(NK, 2), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(NK, 3), ids=lambda case: case.name)
 def test_numbers_of_warp_groups(case: Case) -> None:
     case.check(case.inputs(), computed(case, small_plans(case.work, "wgmma")[0]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -49,8 +50,7 @@ def sized(work: Work, rows: object, n: int, k: int) -> Work:
     return replace(work, rows=rows, k=k, outputs=(replace(work.outputs[0], n=n),))
 
 
-@pytest.mark.parametrize("seed", sampled(range(2)))
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(("name", "seed"), sampled(product(WORKS, range(2)), 3))
 def test_sizes_need_be_no_multiples_of_a_tile(name: str, seed: int) -> None:
     """With one row and some columns in the last tiles, and a step of k that is not whole."""
     work = WORKS[name]
@@ -63,9 +63,11 @@ def test_sizes_need_be_no_multiples_of_a_tile(name: str, seed: int) -> None:
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
-@pytest.mark.parametrize("target", sampled(["a100", "rtx4090"]))
-@pytest.mark.parametrize("name", ["nk", "gated", "int8_kn", "tf32"])
-def test_tiles_compile_for_their_device_and_stay_in_registers(target: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"),
+    sampled(product(["nk", "gated", "int8_kn", "tf32"], ["a100", "rtx4090"]), 3),
+)
+def test_tiles_compile_for_their_device_and_stay_in_registers(name: str, target: str) -> None:
     chosen, dev = make_target(target), device_of(make_target(target))
     work = sized(WORKS[name], ROWS, 4096, 4096)
     for plan in drawn(WORKS[name], target, 2, seed=5):

@@ -109,7 +109,7 @@ def in_front(work: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     ("name", "rows"),
     # How a byte becomes a number does not depend on the height: two of e4m3 have both
     sampled(
-        [(name, rows) for name in WORKS for rows in (3, 16) if rows == 3 or name not in BYTES], 3
+        [(name, rows) for name in WORKS for rows in (3, 16) if rows == 3 or name not in BYTES], 5
     ),
 )
 def test_numbers(name: str, rows: int) -> None:

@@ -219,11 +219,10 @@ def built(functions: dict[str, Operators], dtype: str) -> tvm.runtime.Executable
     ("functions", "dtype"),
     [
         (MODELS, "float32"),
-        (MODELS, "float16"),
-        (MODELS, "bfloat16"),
         ({"all": behind_matmul, "cube": cube}, "float32"),
+        *(pytest.param(MODELS, dtype, marks=pytest.mark.slow) for dtype in ("float16", "bfloat16")),
     ],
-    ids=["float32", "float16", "bfloat16", "behind_matmul"],
+    ids=["float32", "behind_matmul", "float16", "bfloat16"],
 )
 def test_no_library_is_called_for_single_elements(
     functions: dict[str, Operators], dtype: str

@@ -27,7 +27,7 @@ def norm(w: Writer, x: relax.Var) -> relax.Var:
     eps = w.pick(*EPSILONS)
     spelling = w.pick("rms", "rms", "layer", "layer", "written rms", "written layer")
     if spelling.startswith("written"):
-        return _written(w, x, eps, spelling.endswith("layer"))
+        return written_norm(w, x, eps, spelling.endswith("layer"))
     rank = len(shape)
     axes = [w.pick(-1, rank - 1)]
     if rank > 1 and w.chance(4):
@@ -41,26 +41,34 @@ def norm(w: Writer, x: relax.Var) -> relax.Var:
     return w(op.nn.layer_norm, x, gamma, beta, axes, eps, **flags)
 
 
-def _written(w: Writer, x: relax.Var, eps: float, layer: bool) -> relax.Var:
-    """Write a norm out, in one of the ways of the front ends."""
+def written_norm(w: Writer, x: relax.Var, eps: float, layer: bool, wrong: str = "") -> relax.Var:
+    """Write a norm out, in one of the ways of the front ends; or nearly so, if one is `wrong`."""
     narrow = dtype_of(x)
-    axis = [w.pick(-1, len(w.shape(x)) - 1)]
+    axis = {"axis": [0], "two": [-2, -1]}.get(wrong, [w.pick(-1, len(w.shape(x)) - 1)])
     wide = x
     if narrow != "float32" and w.chance(85):
         wide = w(op.astype, x, "float32")
     if layer:
         wide = w(op.subtract, wide, w(op.mean, wide, axis, True))
-    squared = _square(w, wide)
-    mean = w(op.mean, squared, axis, True)
-    inside = w.either(op.add, mean, w.scalar(eps, mean))
-    if w.chance(60):
-        scaled = w.either(op.multiply, wide, w(op.rsqrt, inside))
-    else:
-        scaled = w(op.divide, wide, w(op.sqrt, inside))
+    squared = w(op.multiply, wide, w(op.negative, wide)) if wrong == "other" else _square(w, wide)
+    inside = w(op.sum if wrong == "dims" else op.mean, squared, axis, True)
+    if wrong != "inside":
+        small = w.param([], dtype_of(inside)) if wrong == "eps" else w.scalar(eps, inside)
+        inside = w.either(op.add, inside, small)
+    one, power = w.scalar(1.001 if wrong == "one" else 1.0, inside), w.scalar(-0.5, inside)
+    scaled: relax.Var = w.pick(
+        *[lambda: w.either(op.multiply, wide, w(op.rsqrt, inside))] * 3,
+        *[lambda: w(op.divide, wide, w(op.sqrt, inside))] * 2,
+        lambda: w.either(op.multiply, wide, w(op.divide, one, w(op.sqrt, inside))),
+        lambda: w.either(op.multiply, wide, w(op.power, inside, power)),
+    )()
     late = w.chance(25)
     if dtype_of(scaled) != narrow and not late:
         scaled = w(op.astype, scaled, narrow)
-    gamma = w.leaf(w.shape(x)[-1:], dtype_of(scaled) if late else narrow)
+    shape = w.shape(x)[-2:] if wrong == "gamma" else w.shape(x)[-1:]
+    gamma = w.leaf(shape, dtype_of(scaled) if late else narrow)
+    if w.chance(15):
+        gamma = w.either(op.add, gamma, w.scalar(1.0, gamma))
     made = w.either(op.multiply, gamma, scaled)
     if layer and w.chance(80):
         made = w.either(op.add, made, w.leaf(w.shape(x)[-1:], dtype_of(made)))

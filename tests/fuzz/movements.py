@@ -13,7 +13,8 @@ from tvm.relax import op
 from relax_fusion.matching.shapes import dtype_of
 
 from .bindings import Function
-from .feed_forward import activation, norm
+from .feed_forward import activation, norm, written_norm
+from .rotations import turned
 from .writer import IllTyped, Writer
 
 UNARY = ("abs", "cos", "erf", "exp", "negative", "sigmoid", "sin", "square", "tanh", "nn.relu")
@@ -49,8 +50,8 @@ def step(w: Writer, x: relax.Var, pool: Sequence[relax.Var]) -> relax.Var:
         raise IllTyped("large")
     steps = (moved, moved, moved, repeated, cut, joined, selected, element, element, element)
     if "float" in dtype_of(x):
-        steps += (multiplied, multiplied, norm, written_norm, activation, written_gate, softmax)
-        steps += (turned,)
+        steps += (multiplied, multiplied, norm, nearly_norm, activation, written_gate, softmax)
+        steps += (rotated,)
     found: relax.Var = w.pick(*steps)(w, x)
     return binary(w, found, pool) if w.chance(40) else found
 
@@ -228,43 +229,10 @@ def transposed(w: Writer, x: relax.Var) -> relax.Var:
     return w(op.permute_dims, x, [*range(rank - 2), rank - 1, rank - 2])
 
 
-def written_norm(w: Writer, x: relax.Var) -> relax.Var:
-    """Append a norm in some spelling, or nearly one."""
-    dtype = dtype_of(x)
-    x = w(op.astype, x, "float32") if w.chance(40) else x
-    wrong = w.pick(*[""] * 8, "axis", "two", "inside", "other", "eps", "dims")
-    data, axis = x, {"axis": [0], "two": [-2, -1]}.get(wrong, [w.pick(-1, len(w.shape(x)) - 1)])
-    if w.chance(40):
-        data = w(op.subtract, x, w(op.mean, x, axis, True))
-    other = w(op.negative, data) if wrong == "other" else data
-    square = w.pick(
-        lambda: w(op.multiply, data, other),
-        lambda: w(op.square, other),
-        lambda: w(op.power, data, relax.const(2.0, dtype_of(x))),
-    )()
-    mean = w(op.sum if wrong == "dims" else op.mean, square, axis, True)
-    eps = w.param([], dtype_of(x)) if wrong == "eps" else relax.const(1e-3, dtype_of(x))
-    if wrong != "inside":
-        mean = w.either(op.add, mean, eps)
-    one = relax.const(w.pick(1.0, 1.0, 1.0, 1.001), dtype_of(x))
-    made = w.pick(
-        lambda: w.either(op.multiply, data, w(op.rsqrt, mean)),
-        lambda: w(op.divide, data, w(op.sqrt, mean)),
-        lambda: w.either(op.multiply, data, w(op.divide, one, w(op.sqrt, mean))),
-        lambda: w.either(op.multiply, data, w(op.power, mean, relax.const(-0.5, dtype_of(x)))),
-    )()
-    made = w(op.astype, made, dtype) if w.chance(50) else made
-    if w.chance(70):
-        shape = w.pick(w.shape(x)[-1:], w.shape(x)[-1:], w.shape(x)[-2:], [1, *w.shape(x)[-1:]])
-        gamma = w.leaf(shape, w.pick(dtype_of(made), dtype))
-        gamma = (
-            w.either(op.add, gamma, relax.const(1.0, dtype_of(gamma))) if w.chance(25) else gamma
-        )
-        gamma = w(op.astype, gamma, dtype_of(made))
-        made = w.either(op.multiply, made, gamma)
-    if w.chance(40):
-        made = w.either(op.add, made, w.leaf(w.shape(x)[-1:], dtype_of(made)))
-    return w(op.astype, made, dtype)
+def nearly_norm(w: Writer, x: relax.Var) -> relax.Var:
+    """Append a norm that is written out, which in a half of the cases is none."""
+    wrong = ("axis", "two", "inside", "other", "eps", "dims", "one", "gamma")
+    return written_norm(w, x, 1e-3, w.chance(40), w.pick(*[""] * 8, *wrong))
 
 
 def written_gate(w: Writer, x: relax.Var) -> relax.Var:
@@ -307,7 +275,7 @@ def softmax(w: Writer, x: relax.Var) -> relax.Var:
     return w(op.where, w(op.isnan, made), zero, made)
 
 
-def turned(w: Writer, x: relax.Var) -> relax.Var:
+def rotated(w: Writer, x: relax.Var) -> relax.Var:
     """Append a rotation of a norm, or nearly one."""
     size = w.shape(x)[-1]
     if size not in (2, 4, 8):
@@ -315,11 +283,5 @@ def turned(w: Writer, x: relax.Var) -> relax.Var:
     if w.chance(60):
         x = w(op.nn.rms_norm, x, w.leaf([size], dtype_of(x)), w.pick(-1, len(w.shape(x)) - 1))
     x = moved(w, x) if w.chance(30) else x
-    axis, half = len(w.shape(x)) - 1, w.shape(x)[-1] // 2
-    low = w(op.strided_slice, x, [axis], [0], [half])
-    high = w(op.strided_slice, x, [axis], [half], [w.pick(2 * half, 2**62)])
-    both = [w(op.negative, high), low] if w.chance(85) else [high, w(op.negative, low)]
     shape = w.shape(x)[w.pick(-1, -1, 0, -2) :]
-    cos, sin = (w.param(shape, dtype_of(x)) for _ in range(2))
-    first = w.either(op.multiply, x, cos)
-    return w.either(op.add, first, w.either(op.multiply, w(op.concat, both, axis), sin))
+    return turned(w, x, (w.param(shape, dtype_of(x)), w.param(shape, dtype_of(x))))

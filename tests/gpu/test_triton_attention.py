@@ -15,15 +15,17 @@ from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import Attention, DynamicDim
 
-from ..support.attention_cases import Case
+from ..support.attention_cases import Case, in_half
 from ..support.gpu import gpu_target, needs_gpu
 from ..support.triton_modules import build_triton, run_triton
-from .triton_attention_cases import LARGER, larger_cases, small_cases
+from .triton_attention_cases import LARGER, larger_cases
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
 H200 = device("h200")
-SMALL = [c for c in small_cases() if TritonAttention().refuses(c.work, H200) is None]
+SMALL = [
+    c for c in in_half(("bfloat16", "float16")) if TritonAttention().refuses(c.work, H200) is None
+]
 BATCH, QUERIES, KEYS = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")
 
 

@@ -4,39 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relax_fusion.workload import Attention
+from ..support.attention_cases import Case
+from ..support.estimator_cases import attention
 
-from ..support.attention_cases import Case, cases
-
-LARGER = Attention(
-    batch=2,
-    q_len=300,
-    kv_len=500,
-    q_heads=4,
-    kv_heads=2,
-    head_dim=64,
-    v_dim=64,
-    scale=0.125,
-    causal="none",
-    bias_dims=None,
-    dtype="float16",
-    out_dtype="float16",
-)
+LARGER = attention(2, 300, 500, (4, 2))
 """Several tiles of rows, and of keys, neither of them whole."""
 
 EVERY = (True, True, True, True)
-
-
-def small_cases() -> list[Case]:
-    """Return the cases of all back ends: half of those in float32 in float16 or bfloat16."""
-    found = []
-    for case in cases():
-        work = case.work
-        if work.dtype == "float32":
-            dtype = "float16" if len(case.name) % 2 else "bfloat16"
-            work = replace(work, dtype=dtype, out_dtype=dtype)
-        found.append(replace(case, work=work))
-    return found
 
 
 def larger_cases() -> list[Case]:

@@ -351,12 +351,13 @@ def cases() -> list[Case]:
     return [*_shapes(), *_masks(), *_scores(), *_numbers(), *_dynamic(), *_merged()]
 
 
-def in_half() -> list[Case]:
-    """Return all cases with operands of 16 bits."""
+def in_half(dtypes: tuple[str, ...] = ("float16",)) -> list[Case]:
+    """Return all cases with operands of 16 bits, of these dtypes by turns."""
     found = []
     for case in cases():
         work = case.work
         if work.dtype == "float32":
-            work = replace(work, dtype="float16", out_dtype="float16")
+            dtype = dtypes[len(case.name) % len(dtypes)]
+            work = replace(work, dtype=dtype, out_dtype=dtype)
         found.append(replace(case, work=work))
     return found

@@ -5,32 +5,17 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from relax_fusion import Attention
 from relax_fusion.report.decision import Decision
 from relax_fusion.workload import Heads
 
 from .chains import Rewrite, calls, kernel_args, module, run_pass
+from .estimator_cases import attention as attention_of
 
 PASS = "FuseAttentionChain"
 QKV = "q[2,4,5,8] k[2,4,7,8] v[2,4,7,8]"
 SQUARE = "q[2,4,6,8] k[2,4,6,8] v[2,4,6,8]"
-BASE = Attention(
-    batch=2,
-    q_len=5,
-    kv_len=7,
-    q_heads=4,
-    kv_heads=4,
-    head_dim=8,
-    v_dim=8,
-    scale=1.0,
-    causal="none",
-    bias_dims=None,
-    dtype="float32",
-    out_dtype="float32",
-    q_layout="bnsh",
-    kv_layout="bnsh",
-    out_layout="bnsh",
-)
+LAYOUTS = {f"{which}_layout": "bnsh" for which in ("q", "kv", "out")}
+BASE = attention_of(2, 5, 7, (4, 4), (8, 8), dtype="float32", scale=1.0, **LAYOUTS)
 
 
 def thirds(heads: int) -> dict[str, Heads]:

@@ -45,7 +45,7 @@ def attention(
     dims: tuple[int, int] = (64, 64),
     **options: Any,
 ) -> Attention:
-    """Return an attention; `options` are `causal` ("none") and `dtype` ("float16")."""
+    """Return an attention; `options` may be `causal` ("none"), `dtype` ("float16"), `scale`."""
     dtype = options.pop("dtype", "float16")
     return Attention(
         batch=batch,
@@ -55,31 +55,16 @@ def attention(
         kv_heads=heads[1],
         head_dim=dims[0],
         v_dim=dims[1],
-        scale=0.125,
         bias_dims=None,
         dtype=dtype,
-        out_dtype=dtype,
-        **{"causal": "none", **options},
+        **{"causal": "none", "scale": 0.125, "out_dtype": dtype, **options},
     )
 
 
 LENGTHS = DynamicDim("q_len"), DynamicDim("kv_len")
 
-CACHE = Attention(
-    batch=DynamicDim("batch"),
-    q_len=DynamicDim("q_len"),
-    kv_len=DynamicDim("kv_len"),
-    q_heads=32,
-    kv_heads=8,
-    head_dim=128,
-    v_dim=128,
-    scale=128**-0.5,
-    causal="bottom_right",
-    bias_dims=None,
-    dtype="float16",
-    out_dtype="float16",
-    kv_prefix=True,
-)
+CACHED = {"causal": "bottom_right", "kv_prefix": True, "scale": 128**-0.5}
+CACHE = attention(DynamicDim("batch"), *LENGTHS, (32, 8), (128, 128), **CACHED)
 
 WORKLOADS = {
     "llama_qkv": norm_matmul(),

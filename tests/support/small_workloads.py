@@ -11,7 +11,6 @@ from typing import Any
 from relax_fusion.workload import (
     ACTIVATIONS,
     Adapter,
-    Attention,
     DynamicDim,
     GatedFFN,
     Norm,
@@ -20,6 +19,7 @@ from relax_fusion.workload import (
     Rope,
 )
 
+from .estimator_cases import attention
 from .gpu import gpu
 from .matmul_chains import TwoMatmuls
 
@@ -63,20 +63,8 @@ ADAPTED = replace(ADAPTED, outputs=(replace(ADAPTED.outputs[0], adapter=Adapter(
 BYTES = NormMatmul(ROWS, 520, (Projection(N, "nk"),), None, "uint8", "int32")
 
 D = 16
-ATTENTION = Attention(
-    batch=DynamicDim("batch"),
-    q_len=DynamicDim("q_len"),
-    kv_len=DynamicDim("kv_len", 64),
-    q_heads=2,
-    kv_heads=1,
-    head_dim=D,
-    v_dim=D,
-    scale=0.25,
-    causal="none",
-    bias_dims=None,
-    dtype="float16",
-    out_dtype="float32",
-)
+SIZES = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len", 64)
+ATTENTION = attention(*SIZES, (2, 1), (D, D), scale=0.25, out_dtype="float32")
 EVERY = (True, True, True, True)
 BIASED = replace(ATTENTION, bias_dims=EVERY)
 BOUNDED = replace(BIASED, bias_op="min")
