@@ -16,7 +16,7 @@ from relax_fusion.workload import Chain
 from ...support.generated import check, check_plan
 from ...support.interpreted import Interpreter
 from ...support.matmul_chains import TwoMatmuls
-from ...support.slow import sampled
+from ...support.slow import quick_if, sampled
 from ...support.strange_graphs import KINDS
 
 
@@ -94,7 +94,7 @@ def draw_work(choose: random.Random) -> Chain:
     ).chain
 
 
-@pytest.mark.parametrize("seed", sampled(range(8), 8))
+@pytest.mark.parametrize("seed", quick_if(lambda seed: seed in (1, 6), range(8)))
 def test_plans_that_are_offered_for_random_chains(seed: int, planned: Interpreter) -> None:
     choose = random.Random(seed)
     work, dev = draw_work(choose), device_of(make_target(choose.choice(("h200", "a100"))))
