@@ -40,11 +40,7 @@ def spread(work: Work, gpu: bool, rows: int, offset: int = 0) -> TilePlan:
 def ranges(work: Work, gpu: bool) -> PlanTable:
     """Return plans for 1, up to 4, and more rows."""
     return PlanTable(
-        (
-            (1, spread(work, gpu, 1)),
-            (4, spread(work, gpu, 4, 1)),
-            (None, spread(work, gpu, 33, 2)),
-        )
+        ((1, spread(work, gpu, 1)), (4, spread(work, gpu, 4, 1)), (None, spread(work, gpu, 33, 2)))
     )
 
 

@@ -34,12 +34,7 @@ NAMES = [
 
 def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> PanelPlan:
     return PanelPlan(
-        *(*reg, work.k),
-        reg_m=reg[0],
-        reg_n=reg[1],
-        lanes=lanes,
-        family="panels",
-        split_m=split_m,
+        *(*reg, work.k), reg_m=reg[0], reg_n=reg[1], lanes=lanes, family="panels", split_m=split_m
     )
 
 

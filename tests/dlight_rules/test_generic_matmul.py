@@ -30,9 +30,9 @@ op = relax.op
 @dataclass(frozen=True)
 class Case:
     inputs: tuple[Input, ...]
-    emit: Any
-    steps: Any
     rows_n_k: tuple[int | str, int, int]
+    emit: Any = op.matmul
+    steps: Any = np.matmul
     layout: str = "kn"
     batch: int = 0
 
@@ -60,92 +60,68 @@ def scores(q: Any, k: Any) -> Any:
 
 
 CASES = {
-    "rows of two dimensions": Case(
-        inputs((4, 8, 64), (64, 48)), op.matmul, np.matmul, (32, 48, 64)
-    ),
-    "float16": Case(
-        inputs((33, 64), (64, 40), dtype="float16"), op.matmul, np.matmul, (33, 40, 64)
-    ),
-    "bfloat16": Case(
-        inputs((33, 64), (64, 40), dtype="bfloat16"), op.matmul, np.matmul, (33, 40, 64)
-    ),
+    "rows of two dimensions": Case(inputs((4, 8, 64), (64, 48)), (32, 48, 64)),
+    "float16": Case(inputs((33, 64), (64, 40), dtype="float16"), (33, 40, 64)),
+    "bfloat16": Case(inputs((33, 64), (64, 40), dtype="bfloat16"), (33, 40, 64)),
     "float32 result": Case(
         inputs((3, 64), (64, 40), dtype="float16"),
+        (3, 40, 64),
         lambda x, w: op.matmul(x, w, out_dtype="float32"),
-        np.matmul,
-        (3, 40, 64),
     ),
-    "casts": Case(
-        inputs((3, 64), (64, 40), dtype="float16"),
-        widened,
-        np.matmul,
-        (3, 40, 64),
-    ),
+    "casts": Case(inputs((3, 64), (64, 40), dtype="float16"), (3, 40, 64), widened),
     "symbolic rows and an epilogue": Case(
         inputs(("b", "s", 64), (64, 32), (32,), ("b", "s", 32)),
+        ("b * s", 32, 64),
         everything,
         lambda x, w, bias, r: gelu(x @ w + bias) + r,
-        ("b * s", 32, 64),
     ),
     "transposed w": Case(
         inputs((4, 8, 64), (48, 64)),
+        (32, 48, 64),
         lambda x, w: op.matmul(x, op.permute_dims(w)),
         lambda x, w: x @ w.T,
-        (32, 48, 64),
-        "nk",
+        layout="nk",
     ),
     "transposed x": Case(
         inputs((64, 37), (64, 48)),
+        (37, 48, 64),
         lambda x, w: op.matmul(op.permute_dims(x), w),
         lambda x, w: x.T @ w,
-        (37, 48, 64),
     ),
-    "a batch": Case(
-        inputs((2, 3, 17, 32), (2, 3, 32, 19)), op.matmul, np.matmul, (17, 19, 32), batch=2
-    ),
-    "a symbolic batch": Case(
-        inputs(("b", 3, "s", 32), ("b", 3, 32, 19)), op.matmul, np.matmul, ("s", 19, 32), batch=2
-    ),
-    "heads that share keys": Case(
-        inputs((2, 4, 17, 32), (2, 1, 32, 19)), op.matmul, np.matmul, (68, 19, 32), batch=1
-    ),
-    "one x for several w": Case(
-        inputs((17, 32), (5, 32, 19)), op.matmul, np.matmul, (17, 19, 32), batch=1
-    ),
+    "a batch": Case(inputs((2, 3, 17, 32), (2, 3, 32, 19)), (17, 19, 32), batch=2),
+    "a symbolic batch": Case(inputs(("b", 3, "s", 32), ("b", 3, 32, 19)), ("s", 19, 32), batch=2),
+    "heads that share keys": Case(inputs((2, 4, 17, 32), (2, 1, 32, 19)), (68, 19, 32), batch=1),
+    "one x for several w": Case(inputs((17, 32), (5, 32, 19)), (17, 19, 32), batch=1),
     "strided rows": Case(
         inputs((2, 19, 4, 32), (2, 21, 4, 32)),
+        (19, 21, 32),
         scores,
         lambda q, k: q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1),
-        (19, 21, 32),
-        "nk",
+        layout="nk",
         batch=2,
     ),
     "an epilogue in a batch": Case(
         inputs((2, 3, 5, 16), (2, 3, 16, 19), (2, 1, 5, 19)),
+        (5, 19, 16),
         lambda x, w, m: op.add(op.multiply(op.matmul(x, w), relax.const(0.25)), m),
         lambda x, w, m: (x @ w) * x.dtype.type(0.25) + m,
-        (5, 19, 16),
         batch=2,
     ),
-    "a vector on the right": Case(
-        inputs((5, 17, 32), (32,)), op.matmul, np.matmul, (1, 85, 32), "nk"
-    ),
-    "a vector on the left": Case(
-        inputs((32,), (3, 32, 19)), op.matmul, np.matmul, (1, 19, 32), batch=1
-    ),
+    "a vector on the right": Case(inputs((5, 17, 32), (32,)), (1, 85, 32), layout="nk"),
+    "a vector on the left": Case(inputs((32,), (3, 32, 19)), (1, 19, 32), batch=1),
     "a scale of no dimensions": Case(
         inputs((33, 64), (64, 40), ()),
+        (33, 40, 64),
         lambda x, w, s: op.matmul(x, op.multiply(w, s)),
         lambda x, w, s: x @ (w * s),
-        (33, 40, 64),
     ),
-    "one column": Case(inputs((7, 32), (32, 1)), op.matmul, np.matmul, (7, 1, 32), "nk"),
-    "a sum of one": Case(inputs((7, 1), (1, 9)), op.matmul, np.matmul, (7, 9, 1)),
+    "one column": Case(inputs((7, 32), (32, 1)), (7, 1, 32), layout="nk"),
+    "a sum of one": Case(inputs((7, 1), (1, 9)), (7, 9, 1)),
     "an activation in front": Case(
         inputs((4, 37, 64), (64, 48)),
+        (148, 48, 64),
         lambda x, w: op.matmul(op.nn.relu(x), w),
         lambda x, w: np.maximum(x, 0) @ w,
-        (148, 48, 64),
     ),
 }
 

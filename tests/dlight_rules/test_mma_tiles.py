@@ -64,8 +64,7 @@ def test_sizes_need_be_no_multiples_of_a_tile(name: str, seed: int) -> None:
 
 @pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 @pytest.mark.parametrize(
-    ("name", "target"),
-    sampled(product(["nk", "gated", "int8_kn", "tf32"], ["a100", "rtx4090"]), 3),
+    ("name", "target"), sampled(product(["nk", "gated", "int8_kn", "tf32"], ["a100", "rtx4090"]), 3)
 )
 def test_tiles_compile_for_their_device_and_stay_in_registers(name: str, target: str) -> None:
     chosen, dev = make_target(target), device_of(make_target(target))

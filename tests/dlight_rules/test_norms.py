@@ -137,10 +137,7 @@ LEFT = {
     "a matmul": (((8, 5), (5, 3)), op.matmul),
     "a pool": (((1, 3, 8, 8),), lambda x: op.nn.max_pool2d(x, (2, 2))),
     "element-wise": (((8, 5),), op.nn.relu),
-    "groups": (
-        ((2, 8, 5, 6), (8,), (8,)),
-        lambda x, g, b: op.nn.group_norm(x, g, b, 2, 1, [2, 3]),
-    ),
+    "groups": (((2, 8, 5, 6), (8,), (8,)), lambda x, g, b: op.nn.group_norm(x, g, b, 2, 1, [2, 3])),
 }
 
 

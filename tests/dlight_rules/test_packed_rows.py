@@ -12,14 +12,7 @@ from relax_fusion.dlight_rules.tensor_cores.contraction import emit
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.workload import (
-    GatedFFN,
-    Norm,
-    NormMatmul,
-    Packed,
-    Projection,
-    Rope,
-)
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 
 from ..support.slow import sampled

@@ -31,14 +31,7 @@ from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
-from relax_fusion.workload import (
-    INTEGER_DTYPES,
-    Attention,
-    Chain,
-    GatedFFN,
-    NormMatmul,
-    Workload,
-)
+from relax_fusion.workload import INTEGER_DTYPES, Attention, Chain, GatedFFN, NormMatmul, Workload
 from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 
 from ..support import generated, launches

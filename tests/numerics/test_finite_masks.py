@@ -78,12 +78,7 @@ CASES = [
         "bias",
         PADDED,
     ),
-    Case(
-        "three biases",
-        both(FEW, FEW) + "\nz = R.add(s, y)",
-        "bias",
-        PADDED + " y[2,1,6]",
-    ),
+    Case("three biases", both(FEW, FEW) + "\nz = R.add(s, y)", "bias", PADDED + " y[2,1,6]"),
     Case("scores replaced by the least", f"{CAUSAL}s = R.where(c, s0, {number(LEAST)})", "causal"),
     Case(
         "scores replaced by data",

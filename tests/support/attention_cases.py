@@ -272,11 +272,7 @@ def _scores() -> list[Case]:
 def _numbers() -> list[Case]:
     half = [
         _case(f"{dtype}_to_{out}", dtype=dtype, out_dtype=out, causal="top_left")
-        for dtype, out in (
-            ("float16", "float16"),
-            ("bfloat16", "bfloat16"),
-            ("float16", "float32"),
-        )
+        for dtype, out in (("float16", "float16"), ("bfloat16", "bfloat16"), ("float16", "float32"))
     ]
     return [
         *half,

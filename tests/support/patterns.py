@@ -25,10 +25,7 @@ def linears(rows: Size, dtype: str, k: int = 64, n: int = 96) -> list[Chain]:
             f"{x} g[{k}] b[{k}] {weight} c[{n}]",
             f"{layer}; h = R.matmul(a, t); o = R.add(h, c)",
         ),
-        "norm_three": (
-            f"{x} g[{k}] W0[{n},{k}] W1[{n},{k}] W2[{n},{k}]",
-            f"{NORM}; {three}",
-        ),
+        "norm_three": (f"{x} g[{k}] W0[{n},{k}] W1[{n},{k}] W2[{n},{k}]", f"{NORM}; {three}"),
         "gated_ffn": (
             f"{x} g[{k}] W[{2 * n},{k}]",
             f"{NORM}; t = R.permute_dims(W); h = R.matmul(a, t); {gated}",

@@ -13,10 +13,7 @@ import tvm
 import tvm_ffi.libinfo
 
 SOURCE = Path(__file__).parents[2] / "examples" / "run_library.cc"
-LIBRARIES = (
-    Path(tvm.__file__).parent / "lib",
-    Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent,
-)
+LIBRARIES = (Path(tvm.__file__).parent / "lib", Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent)
 
 
 def build_program(directory: Path) -> Path:

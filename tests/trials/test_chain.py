@@ -23,14 +23,7 @@ from relax_fusion import (
 from relax_fusion.options import make_options
 from relax_fusion.workload import NormMatmul, Projection
 
-from ..support.chains import (
-    Chain,
-    assert_declined,
-    assert_untouched,
-    compiled,
-    module,
-    outputs,
-)
+from ..support.chains import Chain, assert_declined, assert_untouched, compiled, module, outputs
 from ..support.targets import compile_chain, generator
 from .pointwise_convolution import FusePointwiseConvolution
 
