@@ -17,21 +17,13 @@ from benchmarks.suites.decode import suite as bench
 from benchmarks.suites.decode.peers import Decoder
 from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target
-from relax_fusion.models import LlamaConfig, export
+from relax_fusion.models import export
 from tests.support.accuracy import assert_accurate, nudged
 from tests.support.quick import machine, quick_host, quickly
+from tests.support.tiny_llama import TWO_LAYERS
 
 KINDS = ("layer", "layer_in_graphs", "rest")
-TINY = LlamaConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=64,
-)
+TINY = replace(TWO_LAYERS, vocab_size=96)
 
 
 @pytest.mark.parametrize("stored", [None, "q4f32_1"])

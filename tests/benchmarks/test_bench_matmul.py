@@ -277,14 +277,3 @@ def test_a_wrong_result_of_ours_fails_the_run(
     status, written = tiny_run(tmp_path, "--cases", "qkv")
     assert status == 1
     assert written["cases"][0]["wrong"] == ["ours", "unfused"]
-
-
-def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_gpu) -> None:
-    _, written = tiny_run(tmp_path, "--cases", "out", "--seconds", "-1")
-    assert written["cases"] == []
-    tiny_run(tmp_path, "--cases", "out", "--rows", "3")
-    (path,) = tmp_path.glob("*-bench_matmul*.json")
-    first = json.loads(path.read_text())["cases"]
-    _, written = tiny_run(tmp_path, "--cases", "out", "--resume", str(path))
-    assert first == written["cases"][:1]
-    assert [e["rows"] for e in written["cases"]] == [3, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,22 +23,13 @@ from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
 from benchmarks.suites.matmul import cases
 from relax_fusion.launch.cache import KernelCache
-from relax_fusion.models import LlamaConfig
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 
 from ..support.quick import machine, quickly
+from ..support.tiny_llama import TINY
 
 COMPILE = tvm.compile
-MODEL = LlamaConfig(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=64,
-)
+MODEL = replace(TINY, vocab_size=96)
 
 
 def test_the_library_knows_no_benchmark() -> None:

@@ -192,7 +192,7 @@ DEFECTS |= {  # of packed weights
 }
 
 
-@pytest.mark.parametrize("defect", sampled(DEFECTS.values(), 6), ids=DEFECTS)
+@pytest.mark.parametrize("defect", sampled(DEFECTS.values(), 8), ids=DEFECTS)
 def test_a_defect_is_seen(defect: Defect) -> None:
     case = (CASES | PACKED)[defect.case]
 
