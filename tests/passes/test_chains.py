@@ -137,6 +137,15 @@ REFUSED = [
     ),
     (
         half(
+            "steep_softplus",
+            "x[24,32] W[32,16] V[16,48]",
+            "h = R.nn.softplus(R.matmul(x, W), beta=3.0); y = R.matmul(h, V)",
+            "y",
+        ),
+        *(Reason.ATTRIBUTE, "a softplus has beta 3 and threshold 20"),
+    ),
+    (
+        half(
             "norm_of_columns",
             "x[2,32,16] W[16,32] g[32] c[32] V[32,24]",
             "h = R.nn.layer_norm(R.matmul(x, W), g, c, axes=[1]); y = R.matmul(h, V)",

@@ -15,7 +15,6 @@ import tvm
 from tvm import ir, relax
 
 from relax_fusion import PATTERNS, Decision, FuseOptions, FusePatterns, Reason, host_target
-from relax_fusion.workload import Workload
 from relax_fusion.workload.reference import numpy_dtype
 
 from .accuracy import assert_accurate
@@ -144,12 +143,11 @@ def calls(func: relax.Function) -> list[str]:
     return names
 
 
-def kernel_args(func: relax.Function) -> list[str]:
-    """Return the names of the tensors of the only kernel, reshapes looked through."""
+def kernel_args(func: relax.Function) -> list[list[str]]:
+    """Return the names of the tensors of each kernel, reshapes looked through."""
     made = {b.var: b.value for block in func.body.blocks for b in block.bindings}
     kernels = [v for v in made.values() if _is(v, "relax.call_tir")]
-    assert len(kernels) == 1
-    return [_name(made, a) for a in kernels[0].args[1].fields]
+    return [[_name(made, a) for a in kernel.args[1].fields] for kernel in kernels]
 
 
 def _name(made: dict[relax.Var, relax.Expr], expr: relax.Expr) -> str:
@@ -218,27 +216,3 @@ def assert_numbers(vm: relax.VirtualMachine, mod: ir.IRModule, chain: Chain) -> 
     for number, got in enumerate(found):
         near = np.stack([m[number] for m in moved])
         assert_accurate(got, exact[number], near, str(got.dtype), longest)
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A chain, the workload that it must become, and the kernel's inputs by name and order.
-
-    `left` are the operators that remain beside the kernel, reshapes left out.
-    """
-
-    chain: Chain
-    work: Workload
-    args: str
-    left: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Name the test."""
-        return self.chain.name
-
-    def check(self, name: str) -> None:
-        """Apply the pass and compare."""
-        func, decision = fused(self.chain, name)
-        assert decision.workload == self.work
-        assert " ".join(kernel_args(func)) == self.args
-        assert sorted(c for c in calls(func) if c != "reshape") == sorted(("call_tir", *self.left))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relax_fusion.workload import Dim, Norm, NormMatmul, Projection, Rope
-
 MATMUL, NORM_MATMUL = "FuseMatmulEpilogue", "FuseRMSNormMatmul"
-RMS = Norm("rms", 1e-5)
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
 END = 9223372036854775807
 
@@ -51,22 +48,3 @@ def neighbours(
 
 
 WIDE = "c = R.expand_dims(C, axis=[1]); s = R.expand_dims(S, axis=[1])\n"
-Q = "m = R.matmul(x, W)\n"
-Q4 = Q + "q = R.reshape(m, R.shape([2, 6, 4, 16]))\n" + WIDE
-INPUTS = "x[2,6,32] W[32,64] C[6,16] S[6,16]"
-MERGED = "x[2,6,32] W[32,96] C[6,16] S[6,16]"
-TURN_BOTH = turn("q", "c", "s", "qr") + turn("k", "c", "s", "kr")
-
-
-def rope(
-    features: int, positions: Dim | None = None, dtype: str = "float32", head_dim: int = 16
-) -> Rope:
-    """Return a rotation by halves of the first features."""
-    return Rope(head_dim, features, dtype, positions)
-
-
-def work(
-    turned: Rope | None, *steps: str, n: int = 64, rows: Dim = 12, dtype: str = "float32"
-) -> NormMatmul:
-    """Return a projection of which heads are rotated behind other steps."""
-    return NormMatmul(rows, 32, (Projection(n, "kn", steps, turned),), None, dtype, dtype)

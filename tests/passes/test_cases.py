@@ -1,0 +1,56 @@
+"""What each fusing pass makes of the chains in ``tests/data/chains``, and their numbers.
+
+``RELAX_FUSION_REWRITE=1 python -m pytest tests/passes/test_cases.py`` writes anew what the files
+say of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tvm import ir, relax
+
+from relax_fusion import make_target
+
+from ..support.cases import FILES, Case, cases, outcome, rewrite
+from ..support.chains import assert_numbers, compiled, module
+
+ON_HOPPER = {"target": make_target("h200"), "backend": "triton"}
+OPTIONS = {"FuseAdapters": ON_HOPPER, "FuseMatmulEpilogue.integers": ON_HOPPER}
+CASES = [case for file in FILES for case in cases(file).values()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_a_pass_makes_of_it(case: Case) -> None:
+    found = outcome(case, **OPTIONS.get(case.file, {}))
+    if "RELAX_FUSION_REWRITE" in os.environ:
+        rewrite(case, found)
+    else:
+        assert found == case.outcome
+
+
+@pytest.fixture(scope="module")
+def machine(request: pytest.FixtureRequest) -> tuple[relax.VirtualMachine, ir.IRModule]:
+    """The chains of one file that are compared at one time, compiled together."""
+    file, when = request.param
+    chains = [case.chain for case in cases(file).values() if case.numbers == when]
+    mod = module(chains)
+    return compiled(mod, chains), mod
+
+
+COMPARED = [
+    pytest.param(
+        (case.file, case.numbers),
+        case.chain,
+        id=str(case),
+        marks=[pytest.mark.slow] if case.numbers == "slow" else [],
+    )
+    for case in CASES
+    if case.numbers != "no numbers"
+]
+
+
+@pytest.mark.parametrize(("machine", "chain"), COMPARED, indirect=["machine"])
+def test_numbers(machine, chain) -> None:
+    assert_numbers(*machine, chain)
