@@ -9,15 +9,11 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.axes import is_one
+from ..matching.operators import MOVEMENTS, named
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..tvm_ir import GenericConst
 from .rewriter import Rewriter, Rule, canonicalise
-
-_MOVEMENTS = (
-    *("broadcast_to", "expand_dims", "index_tensor", "permute_dims", "reshape", "squeeze"),
-    *("strided_slice", "take"),
-)
 
 
 @tvm.transform.module_pass(opt_level=0, name="MendImports")
@@ -73,7 +69,7 @@ def _counted(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
         axis = None if attrs.axis is None else int(attrs.axis)
         exclusive = bool(attrs.exclusive)
         return rewriter.emit(relax.op.cumsum(sums.args[0], axis, "int64", exclusive))
-    moved = rewriter.call(expr, *(f"relax.{name}" for name in _MOVEMENTS))
+    moved = rewriter.call(expr, *MOVEMENTS, *named("lookup", "gather"))
     source = _counted(rewriter, moved.args[0]) if moved is not None else None
     if moved is None or source is None:
         return None

@@ -13,17 +13,15 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.axes import is_one
+from ..matching.operators import named
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from ..tvm_ir import structural_equal
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 
-UNARY = (
-    *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
-    *("square", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.relu", "nn.silu"),
-)
-BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
-REDUCTIONS = ("max", "mean", "sum", "variance")
+UNARY = named("function", "cast")
+BINARY = named("arithmetic")
+REDUCTIONS = named("reduction")
 """What is computed element by element, and what of rows."""
 
 
@@ -261,9 +259,9 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 RESHAPES: dict[str, Rule] = {
-    **{f"relax.{name}": _unary for name in UNARY},
-    **{f"relax.{name}": _binary for name in BINARY},
-    **{f"relax.{name}": _reduction for name in REDUCTIONS},
+    **dict.fromkeys(UNARY, _unary),
+    **dict.fromkeys(BINARY, _binary),
+    **dict.fromkeys(REDUCTIONS, _reduction),
     "relax.reshape": _reshape,
     "relax.broadcast_to": _broadcast,
     "relax.strided_slice": _slice,

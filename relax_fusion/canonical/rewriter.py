@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from tvm import ir, relax, tirx
 
+from ..matching.bindings import Identity, items_of
 from ..matching.effects import Memory, free_vars, reads_of
 from ..matching.expressions import substitute
-from ..matching.identity import Identity, items_of
 from ..matching.known_effects import memory_of
 from ..matching.pattern import belongs_to_a_library, is_call, operator_of
 from ..matching.shapes import dtype_of, same_shape, shape_of

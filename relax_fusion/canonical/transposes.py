@@ -234,9 +234,9 @@ def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
 
 
 TRANSPOSES: dict[str, Rule] = {
-    **{f"relax.{name}": _unary for name in UNARY},
-    **{f"relax.{name}": _binary for name in BINARY},
-    **{f"relax.{name}": _last for name in (*REDUCTIONS, "nn.rms_norm", "nn.layer_norm")},
+    **dict.fromkeys(UNARY, _unary),
+    **dict.fromkeys(BINARY, _binary),
+    **dict.fromkeys((*REDUCTIONS, "relax.nn.rms_norm", "relax.nn.layer_norm"), _last),
     "relax.expand_dims": _expand,
     "relax.permute_dims": _permute,
     "relax.reshape": _reshape,

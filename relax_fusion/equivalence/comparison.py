@@ -22,8 +22,7 @@ from ..workload.values import Const, Op, parts
 from .inputs import make, operand_of
 from .interpreter import Interpreter, Value
 from .operators import Array, Misfit
-from .region import Region, is_number
-from .roundings import coarse, coarse_bindings
+from .region import Region, coarse, coarse_bindings, is_number
 from .shrinking import shrunk
 from .sizes import WHOLE, Sizes
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..workload.reference import FUNCTIONS, erf
+from ..matching.operators import OPERATORS as KNOWN
 
 Array = np.ndarray[Any, Any]
 
@@ -121,6 +121,11 @@ def _softmax(c: Called, x: Array) -> Array:
     return exp / np.sum(exp, axis=axis, keepdims=True)
 
 
+def _softplus(c: Called, x: Array) -> Array:
+    beta, threshold = c.attrs["beta"], c.attrs["threshold"]
+    return np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta)
+
+
 def _along(c: Called, x: Array, parameter: Array) -> Array:
     """Return a norm's parameter with as many dimensions as `x`, its own along the norm's axes."""
     own = {axis % x.ndim for axis in c.attrs["axes"]}
@@ -207,38 +212,10 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda c, *args: function(*args)
 
 
-_ELEMENT_BY_ELEMENT: dict[str, Callable[..., Any]] = {
-    **{name: getattr(np, name) for name in ("add", "subtract", "multiply", "exp", "tanh", "sqrt")},
-    **{name: getattr(np, name) for name in ("maximum", "minimum", "abs", "negative", "square")},
-    **{name: getattr(np, name) for name in ("less", "less_equal", "greater", "greater_equal")},
-    **{name: getattr(np, name) for name in ("equal", "not_equal", "logical_and", "logical_or")},
-    **{name: getattr(np, name) for name in ("logical_not", "logical_xor", "left_shift")},
-    **{name: getattr(np, name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
-    **{name: getattr(np, name) for name in ("bitwise_not", "right_shift", "floor", "ceil", "log")},
-    **{name: getattr(np, name) for name in ("cos", "sin", "sign", "isnan", "isinf", "isfinite")},
-    "arange": np.arange,
-    "clip": np.clip,
-    "round": np.rint,
-    "floor_divide": np.floor_divide,
-    "floor_mod": np.mod,
-    "mod": np.fmod,
-    "power": lambda a, b: np.power(np.asarray(a, "float64"), b),
-    "rsqrt": FUNCTIONS["rsqrt"],
-    "erf": erf,
-    "sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
-    "nn.silu": FUNCTIONS["silu"],
-    "nn.relu": lambda x: np.maximum(x, 0),
-    "nn.gelu": FUNCTIONS["gelu"],
-    "nn.gelu_tanh": FUNCTIONS["gelu_tanh"],
-    "triu": np.triu,
-    "tril": np.tril,
-    "index_tensor": lambda x, places: x[tuple(places)],
-    "astype": lambda x: x,
-    "where": lambda condition, *sides: np.where(np.asarray(condition) != 0, *sides),
-}
-
 OPERATORS: Mapping[str, Callable[..., Any]] = {
-    **{name: _plain(function) for name, function in _ELEMENT_BY_ELEMENT.items()},
+    **{name: _plain(known.numpy) for name, known in KNOWN.items() if known.numpy is not None},
+    **{name: _plain(getattr(np, name)) for name in ("arange", "triu", "tril")},
+    "index_tensor": lambda c, x, places: x[tuple(places)],
     **dict.fromkeys(
         ("reshape", "flatten", "squeeze", "memory.ensure_zero_offset"),
         lambda c, x, *_: np.reshape(x, c.shape),
@@ -261,6 +238,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "nn.layer_norm": _layer_norm,
     "nn.rms_norm": _rms_norm,
     "nn.softmax": _softmax,
+    "nn.softplus": _softplus,
     "permute_dims": lambda c, x: np.transpose(x, c.attrs["axes"]),
     "repeat": lambda c, x: np.repeat(x, c.attrs["repeats"], c.attrs["axis"]),
     "shape_of": lambda c, x: x.shape,

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 
 from ..matching.effects import IN_PLACE, free_vars
 from ..matching.pattern import BlockView, Match, is_call
+from ..matching.roundings import kept_roundings
 from ..tvm_ir import GenericConst, structural_hash
+from ..workload import Chain
+from .interpreter import Hook, Value
+from .operators import Array
 from .sizes import constants, variables
 
 Bound = tuple[relax.Var, relax.Expr]
@@ -254,3 +259,25 @@ def _shapes(ty: ir.Type) -> Iterator[Any]:
 
 def _is_table(expr: Any) -> bool:
     return isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)
+
+
+BITS = 4
+"""Of mantissa that a coarse number has."""
+
+
+def coarse(values: Array) -> Array:
+    """Round to `BITS` bits of mantissa."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(mantissa * 2**BITS) / 2**BITS, exponent)
+
+
+def coarse_bindings(region: Region) -> Hook:
+    """Return what rounds the bindings of a region that its kernel has to round."""
+    work = region.match.workload
+    between = isinstance(work, Chain) or work.is_adapted
+    kept = kept_roundings(region.values, between)
+
+    def rounded(var: relax.Var, value: Value) -> Value:
+        return coarse(value) if var in kept else value
+
+    return rounded

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in, loads_of, substitute
-from ..matching.operations import OPERATORS
+from ..matching.operations import KINDS
 from ..matching.pattern import PrimExpr, is_call
 from ..matching.shapes import dtype_of, product, shape_of
 from ..matching.stages import Stage, read_stages
@@ -17,14 +17,10 @@ from ..report.item import Array, Item, Kind, Product
 from ..report.sizes import Extent
 from ..tvm_ir import Analyzer, TensorLoad
 
-CONVOLUTIONS = tuple(
-    f"relax.nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")
-)
+_MULTIPLYING: tuple[Kind, ...] = ("matmul", "attention", "convolution")
 
 COUNTED: dict[str, Kind] = {
-    **dict.fromkeys((n for n, kind in OPERATORS.items() if kind == "matmul"), "matmul"),
-    **dict.fromkeys((n for n, kind in OPERATORS.items() if kind == "attention"), "attention"),
-    **dict.fromkeys(CONVOLUTIONS, "convolution"),
+    name: kind for kind in _MULTIPLYING for name, known in KINDS.items() if known == kind
 }
 """Operators that multiply matrices, and what they are called."""
 
@@ -108,7 +104,7 @@ def _products(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple[Pr
         return (_matmul(shapes[0], shapes[1], out, transposed=is_call(call, "relax.linear")),)
     if is_call(call, "relax.einsum"):
         return _einsum(str(call.attrs.subscripts), shapes)
-    if is_call(call, *CONVOLUTIONS) and len(shapes) >= 2:
+    if COUNTED[call.op.name] == "convolution" and len(shapes) >= 2:
         return _convolution(call, shapes, out)
     if is_call(call, "relax.nn.attention", "relax.nn.attention_bias") and len(shapes) >= 3:
         return _attention(*shapes[:3])

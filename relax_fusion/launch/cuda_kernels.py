@@ -17,8 +17,7 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..hardware.target import is_cuda
-from ..matching.modules import module_of
-from ..transforms.modules import KERNELS_ATTR, with_functions
+from ..transforms.modules import KERNELS_ATTR, module_of, with_functions
 from ..tvm_ir import structural_map, structural_walk
 from .body import kernel_attr
 from .cuda_source import CUDASource, LaunchCall, SourceCompiler, source_of

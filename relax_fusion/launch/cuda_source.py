@@ -18,7 +18,7 @@ from tvm import ir, tirx
 from ..errors import KernelError
 from ..hardware.nvidia import native_arch
 from ..hardware.target import compute_capability
-from ..matching.modules import module_of
+from ..transforms.modules import module_of
 from .cache import KernelCache
 from .kernel import CompiledKernel, LaunchOptions, TensorMapLayout, c_type, check_entry
 from .nvrtc import OPTIONS, Nvrtc, find_nvrtc, require_nvrtc

@@ -10,7 +10,7 @@ from tvm import relax
 from ..errors import Reason
 from ..workload import Adapter
 from .constants import binary, is_factor, scaled
-from .epilogue import Chain, epilogue, extended
+from .epilogue import FusedProjection, epilogue, extended
 from .linear import Linear, linear
 from .movements import keeps_features, ungrouped
 from .pattern import BlockView, KernelArg, Refused, guard
@@ -31,7 +31,7 @@ class _LowRank:
     covers: tuple[relax.Var, ...]
 
 
-def adapted(view: BlockView, lin: Linear, forbidden: set[relax.Var]) -> Chain | None:
+def adapted(view: BlockView, lin: Linear, forbidden: set[relax.Var]) -> FusedProjection | None:
     """Recognise a projection to which an adapter of the same rows is added.
 
     Parameters
@@ -45,7 +45,7 @@ def adapted(view: BlockView, lin: Linear, forbidden: set[relax.Var]) -> Chain | 
 
     Returns
     -------
-    Chain or None
+    FusedProjection or None
         With the steps behind the sum.  None where no adapter is added.
 
     Raises
@@ -74,7 +74,9 @@ def adapted(view: BlockView, lin: Linear, forbidden: set[relax.Var]) -> Chain | 
     return None
 
 
-def _sum_behind(view: BlockView, chain: Chain) -> tuple[relax.Var | None, Chain]:
+def _sum_behind(
+    view: BlockView, chain: FusedProjection
+) -> tuple[relax.Var | None, FusedProjection]:
     """Return the sum that alone reads a chain, behind reshapes that only group rows anew."""
     user = view.only_user(chain.out)
     while user is not None and view.call(user, "relax.reshape") is not None:

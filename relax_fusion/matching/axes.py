@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tvm import relax, tirx
 
 from ..tvm_ir import Analyzer
+from .operators import VIEWS
 from .pattern import BlockView, PrimExpr
 from .shapes import permutation, product, same_shape, shape_of
 
@@ -177,9 +178,7 @@ def _tile_back(at: Placed, call: relax.Call, shape: list[PrimExpr]) -> Placed | 
 
 
 _BACKWARD = {
-    "relax.reshape": _reshape_back,
-    "relax.expand_dims": _reshape_back,
-    "relax.squeeze": _reshape_back,
+    **dict.fromkeys(VIEWS, _reshape_back),
     "relax.permute_dims": _permute_back,
     "relax.broadcast_to": lambda at, call, _: broadcast(at, call.args[0]),
     "relax.repeat": _repeat_back,
@@ -198,8 +197,7 @@ def ahead(view: BlockView, at: Placed, user: relax.Var) -> Placed | None:
     if call is not None:
         axes = tuple(at.axes[a] for a in permutation(call, len(shape)))
         return replace(at, expr=user, axes=axes)
-    views = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
-    is_view = view.call(user, *views) is not None or is_plain_copy(view, user)
+    is_view = view.call(user, *VIEWS) is not None or is_plain_copy(view, user)
     found = regrouped(at, shape) if is_view else None
     return None if found is None else replace(found, expr=user)
 

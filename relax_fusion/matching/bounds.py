@@ -12,8 +12,8 @@ import numpy as np
 from tvm import ir, relax, tirx
 
 from ..tvm_ir import GenericConst
-from .element_tables import LARGEST_TABLE
-from .element_values import WHOLE_NUMBERS, is_float
+from .element_values import LARGEST_TABLE, WHOLE_NUMBERS, is_float
+from .operators import MOVEMENTS
 from .pattern import Definitions
 from .shapes import dtype_of
 
@@ -23,9 +23,6 @@ Interval: TypeAlias = tuple[float, float]
 FAR = -1e30
 """Beside a number below, no digit of a score is left in float32: their sum is that number."""
 ANY: Interval = (-math.inf, math.inf)
-_MOVED = ("broadcast_to", "expand_dims", "flip", "permute_dims", "repeat", "reshape", "squeeze")
-MOVEMENTS = tuple(f"relax.{name}" for name in (*_MOVED, "strided_slice", "tile"))
-"""Operators whose results have elements of their first operand only."""
 _WITHIN: dict[str, Interval] = {
     **dict.fromkeys(("tanh", "erf", "sin", "cos"), (-1.0, 1.0)),
     **dict.fromkeys(("sigmoid", "nn.softmax"), (0.0, 1.0)),

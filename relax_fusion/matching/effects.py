@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeAlias
 from tvm import ir, relax
 
 from ..tvm_ir import GenericConst
-from .identity import Identity, items_of
+from .bindings import Identity, items_of
+from .operators import VIEWS
 
 Places: TypeAlias = frozenset[int]
 """Pieces of memory, numbered within one `Memory`."""
@@ -31,28 +32,15 @@ NOWHERE: Places = frozenset()
 HIDDEN: Places = frozenset({0})
 """All state out of sight: who changes it, as packed functions may, keeps its turn."""
 
-VIEWS = frozenset(
+MAY_BE_VIEWS = frozenset(VIEWS) | {
     f"relax.{name}"
     for name in (
-        "builtin.stop_lift_params",
-        "dist.annotate_sharding",
-        "dist.redistribute",
-        "dist.redistribute_replica_to_shard",
-        "expand_dims",
-        "flatten",
-        "hint_on_device",
-        "make_closure",
-        "memory.alloc_tensor",
-        "memory.ensure_zero_offset",
-        "memory.view",
-        "nn.batch_flatten",
-        "reshape",
-        "squeeze",
-        "to_vdevice",
-        "vm.alloc_tensor",
-        "wrap_param",
+        *("builtin.stop_lift_params", "dist.annotate_sharding", "dist.redistribute"),
+        *("dist.redistribute_replica_to_shard", "hint_on_device", "make_closure"),
+        *("memory.alloc_tensor", "memory.ensure_zero_offset", "memory.view", "nn.batch_flatten"),
+        *("to_vdevice", "vm.alloc_tensor", "wrap_param"),
     )
-)
+}
 """Operators whose results may be views of their arguments."""
 
 IN_PLACE = frozenset({"relax.call_tir_inplace", "relax.call_inplace_packed"})
@@ -237,7 +225,7 @@ class Memory:
             return self._new(ty, handed), Effects(handed | HIDDEN, HIDDEN)
         if name in ONLY_READ:
             return self._new(ty), Effects(handed | HIDDEN, HIDDEN)
-        if name in VIEWS:
+        if name in MAY_BE_VIEWS:
             return self._new(ty, handed), Effects(handed)
         if name and _is_pure(name):
             return self._new(ty), Effects(handed)

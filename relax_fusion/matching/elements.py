@@ -14,13 +14,13 @@ from tvm import ir, relax, tirx
 from ..tvm_ir import GenericConst
 from .element_arithmetic import ARITHMETIC, LOGIC, Arithmetic
 from .element_readers import READERS
-from .element_tables import table_element
 from .element_values import (
     Element,
     Index,
     Unknown,
     float_of,
     integer,
+    table_element,
 )
 from .pattern import BlockView, PrimExpr
 from .shapes import dtype_of, same_shape, shape_of

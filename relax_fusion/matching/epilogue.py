@@ -11,8 +11,8 @@ from ..errors import Decline
 from ..workload import ACTIVATIONS, Projection, Step
 from ..workload.dtypes import accumulator, step_dtype
 from .activations import activation
+from .bindings import Identity
 from .constants import binary, scaled
-from .identity import Identity
 from .linear import Linear
 from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
@@ -29,7 +29,7 @@ MOST_BINDINGS = 9
 
 
 @dataclass(frozen=True)
-class Chain:
+class FusedProjection:
     """A projection with the steps after it that one kernel can take along.
 
     `args` are the operands of its steps, in order, residuals in their own shape.  `adapter` has A
@@ -55,7 +55,7 @@ def epilogue(
     start: Linear,
     forbidden: set[relax.Var],
     accepts: Callable[[tuple[Step, ...]], bool] = lambda steps: True,
-) -> Chain:
+) -> FusedProjection:
     """Follow the single-use steps after a projection as far as a kernel can absorb them.
 
     Parameters
@@ -71,10 +71,10 @@ def epilogue(
 
     Returns
     -------
-    Chain
+    FusedProjection
         Ends before a step that another kernel has taken: two sums of one addition share it.
     """
-    chain = Chain(
+    chain = FusedProjection(
         start,
         Projection(as_dim(start.n, view.bounds), start.layout, packed=start.form),
         (),
@@ -87,10 +87,10 @@ def epilogue(
 
 def extended(
     view: BlockView,
-    chain: Chain,
+    chain: FusedProjection,
     forbidden: set[relax.Var],
     accepts: Callable[[tuple[Step, ...]], bool] = lambda steps: True,
-) -> Chain:
+) -> FusedProjection:
     """Follow the steps after a chain, as `epilogue` does those after a projection."""
     while True:
         longer = _extend(view, chain, forbidden | set(chain.covers))
@@ -111,7 +111,9 @@ def named(steps: Sequence[Step]) -> list[str]:
     return ["scale" if isinstance(step, float) else step for step in steps]
 
 
-def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:
+def _extend(
+    view: BlockView, chain: FusedProjection, forbidden: set[relax.Var]
+) -> FusedProjection | None:
     """Absorb the next step, if it is one: an activation, a cast, a sum or a product.
 
     A reshape in front of it may group the rows anew.
@@ -147,7 +149,9 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     return None
 
 
-def _longer(chain: Chain, out: relax.Var, step: Step, *args: KernelArg) -> Chain:
+def _longer(
+    chain: FusedProjection, out: relax.Var, step: Step, *args: KernelArg
+) -> FusedProjection:
     """Return the chain with one more step, which `out` is."""
     steps = (*chain.projection.epilogue, step)
     projection = replace(chain.projection, epilogue=steps)
@@ -155,15 +159,15 @@ def _longer(chain: Chain, out: relax.Var, step: Step, *args: KernelArg) -> Chain
     return replace(chain, projection=projection, args=args, covers=covers, out=out)
 
 
-def _is_rounded(chain: Chain) -> bool:
+def _is_rounded(chain: FusedProjection) -> bool:
     """Tell whether a chain's result is rounded to less than a kernel keeps in between."""
     dtype = dtype_of(chain.linear.x)
     return chain.out_dtype not in ("float32", dtype, accumulator(dtype))
 
 
 def _combined(
-    view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr, operator: str
-) -> Chain | None:
+    view: BlockView, chain: FusedProjection, user: relax.Var, other: relax.Expr, operator: str
+) -> FusedProjection | None:
     """Absorb a sum or product with a vector along the last axis, or a sum with a whole tensor.
 
     Operands of steps are of the dtype of the rows, and read as float32: one that the graph widens
@@ -194,7 +198,7 @@ def _combined(
     return _longer(chain, user, step, KernelArg(other, (chain.linear.n,)))
 
 
-def _activation_after(view: BlockView, chain: Chain) -> Chain | None:
+def _activation_after(view: BlockView, chain: FusedProjection) -> FusedProjection | None:
     """Absorb an activation all of whose bindings read nothing but the chain's result."""
     for end in reversed(_ends_after(view, chain.out)):  # the square of a ReLU holds a ReLU
         found = activation(view, end)

@@ -84,7 +84,7 @@ def _packed(
 
 def _as_stored(layout: WeightLayout, packed: PackedWeight | None) -> WeightLayout:
     """Return the layout of what is stored: decoding may transpose, too."""
-    if packed is None or not packed.turned:
+    if packed is None or not packed.transposed:
         return layout
     return "kn" if layout == "nk" else "nk"
 

@@ -10,11 +10,9 @@ import numpy as np
 from tvm import relax, tirx
 
 from ..tvm_ir import GenericConst
+from .operators import VIEWS
 from .pattern import BlockView, Definitions, PrimExpr
 from .shapes import permutation, same_shape, shape_of
-
-VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
-"""Operators that only see a tensor in another shape."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ..report.decision import Decision
 from ..tvm_ir import GenericConst
 from ..workload import Attention
 from .operations import LOOKUPS, MOVES, Operation, operations, root_of
+from .operators import named
 from .pattern import BlockView, is_call
 from .shapes import same_shape, shape_of
 
@@ -20,10 +21,7 @@ GIVEN = ("a parameter", "a constant")
 _MOST_STEPS = 12
 """Between scores and their softmax, or that and the values."""
 
-_ARITHMETIC = [
-    f"relax.{name}"
-    for name in ("add", "subtract", "multiply", "divide", "negative", "minimum", "maximum", "clip")
-]
+_COMBINED = (*named("arithmetic", "join"), "relax.negative", "relax.clip")
 
 
 class Neighbours:
@@ -153,7 +151,7 @@ class Neighbours:
         stack = [expr]
         while stack:
             root = root_of(self.view, stack.pop())[0]
-            call = self.view.call(root, *_ARITHMETIC, "relax.concat", "relax.stack")
+            call = self.view.call(root, *_COMBINED)
             if call is not None:
                 joined = isinstance(call.args[0], relax.Tuple)
                 args = call.args[:1] if is_call(call, "relax.clip") else call.args

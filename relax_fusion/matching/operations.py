@@ -18,34 +18,23 @@ from .expressions import found_in
 from .linear import linear
 from .movements import static_slice
 from .norms import normalisation
+from .operators import OPERATORS, named
 from .pattern import BlockView, Refused, is_call
 from .rotation import rotation_at
 from .shapes import dtype_of, same_shape, shape_of
 
-OPERATORS: dict[str, Kind] = {
-    **dict.fromkeys(("relax.matmul", "relax.einsum", "relax.linear"), "matmul"),
-    **dict.fromkeys((f"relax.nn.{n}_norm" for n in ("rms", "layer", "group", "instance")), "norm"),
-    **dict.fromkeys(("relax.nn.softmax", "relax.nn.log_softmax"), "softmax"),
-    **dict.fromkeys((f"relax.nn.attention{n}" for n in ("", "_bias", "_var_len")), "attention"),
-    **dict.fromkeys((f"relax.nn.{n}" for n in ("silu", "gelu", "gelu_tanh")), "activation"),
-    **dict.fromkeys((f"relax.nn.{n}" for n in ("relu", "leakyrelu", "softplus")), "activation"),
-    **dict.fromkeys((f"relax.{n}" for n in ("tanh", "sigmoid", "erf", "exp")), "activation"),
-    **dict.fromkeys((f"relax.nn.conv{n}d" for n in (1, 2, 3)), "convolution"),
-    **dict.fromkeys((f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3)), "convolution"),
-    "relax.topk": "routing",
+KINDS: dict[str, Kind] = {
+    f"relax.{name}": found.counts_as for name, found in OPERATORS.items() if found.counts_as
 }
 """Operators that are such an operation by themselves."""
 
 MOVES = {
-    f"relax.{name}"
-    for name in (
-        *("reshape", "permute_dims", "expand_dims", "squeeze", "flatten", "broadcast_to"),
-        *("strided_slice", "split", "concat", "stack", "astype", "memory.view"),
-    )
+    *named("view", "permutation", "slice", "broadcast", "split", "join", "cast"),
+    "relax.memory.view",
 }
 """Operators that only move or cast elements."""
 
-LOOKUPS = tuple(f"relax.{n}" for n in ("take", "index_tensor", "gather_elements", "gather_nd"))
+LOOKUPS = named("lookup", "gather")
 """Operators that move elements of what they look up in, unless that is a table that was given."""
 
 ROTATED = "rotated"
@@ -99,8 +88,8 @@ def operations(view: BlockView, is_kernel: Callable[[relax.Expr], bool]) -> Iter
 def _operation(view: BlockView, var: relax.Var) -> Operation | None:
     """Return the operation whose result `var` is."""
     value = view.defs[var]
-    if is_call(value, *OPERATORS):
-        kind = OPERATORS[value.op.name]
+    if is_call(value, *KINDS):
+        kind = KINDS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
         blocks = found_in(view.mod[value.args[0]], SBlock)

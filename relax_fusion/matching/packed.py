@@ -10,8 +10,7 @@ from tvm import relax, tirx
 
 from ..tvm_ir import GenericConst, structural_equal, structural_hash
 from ..workload import Dim, Operand, Packed
-from .decoding_groups import Group, group_of
-from .dequantized import dequantized
+from .dequantized import Group, dequantized, group_of
 from .packed_format import Decoding, packed_format
 from .pattern import BlockView, KernelArg, PrimExpr
 from .shapes import as_dim, dtype_of, same_shape, shape_of
@@ -29,14 +28,14 @@ class PackedWeight:
         Words, and scales and zeros if there are such.
     steps : tuple of relax.Var
         The bindings that decode it, in order.
-    turned : bool
+    transposed : bool
         Whether the format is that of the transposed weight.
     """
 
     form: Packed
     operands: tuple[KernelArg, ...]
     steps: tuple[relax.Var, ...]
-    turned: bool
+    transposed: bool
 
     def args(self, name: str) -> dict[str, KernelArg]:
         """Return the arguments of a kernel that reads it under a name."""
@@ -64,7 +63,7 @@ def packed_weight(view: BlockView, weight: relax.Expr) -> PackedWeight | None:
     operands = _operands(weight, decoding, [args[n] for n in decoding.order])
     if operands is None:
         return None
-    return PackedWeight(decoding.form, operands, steps, decoding.turned)
+    return PackedWeight(decoding.form, operands, steps, decoding.transposed)
 
 
 def _decoding(
@@ -129,7 +128,7 @@ def _operands(
     whole, form = shape_of(weight), decoding.form
     if whole is None or len(whole) != 2:
         return None
-    shape = whole[::-1] if decoding.turned else whole
+    shape = whole[::-1] if decoding.transposed else whole
     dims = tuple(as_dim(d) for d in shape)
     needed = {form.word_axis} if form.fields > 1 else set()
     needed |= {a for a, size in ((form.axis, form.group), (form.other, form.lines)) if size > 1}

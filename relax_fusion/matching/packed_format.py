@@ -30,14 +30,14 @@ TURNS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a function decodes: a format, of the transposed matrix if `turned`.
+    """What a function decodes: a format, of the transposed matrix if `transposed`.
 
     `order` says which parameters are words, scales and zeros.
     """
 
     form: Packed
     order: tuple[int, ...]
-    turned: bool
+    transposed: bool
 
 
 MOST_LOADS = 32
@@ -72,9 +72,9 @@ def packed_format(
     found = formula.loads()
     if len({load.source for load in found}) != len(loads):
         return None
-    for form, turned in _candidates(element, formula):
-        if _is_of_format(element, formula, form, turned):
-            return Decoding(form, tuple(params.index(load.source) for load in found), turned)
+    for form, transposed in _candidates(element, formula):
+        if _is_of_format(element, formula, form, transposed):
+            return Decoding(form, tuple(params.index(load.source) for load in found), transposed)
     return None
 
 
@@ -103,13 +103,13 @@ def _inlined(stages: list[Stage], constants: Mapping[tirx.Var, int]) -> Stage | 
 
 
 def _candidates(element: Stage, formula: Formula) -> Iterator[tuple[Packed, bool]]:
-    """Yield the formats that a formula can be of, of the matrix or of the turned one."""
+    """Yield the formats that a formula can be of, of the matrix or of the transposed one."""
     field, scale, zero = formula.field, formula.scale, formula.zero
     word = str(field.load.ty.dtype)
     scale_dtype = "" if scale is None else str(scale.ty.dtype)
     numbers = field.bits, None if isinstance(zero, Field) else zero
-    for turned, axis, across, turns in product((False, True), (-1, -2), (False, True), TURNS):
-        at = element.spatial[::-1] if turned else element.spatial
+    for transposed, axis, across, turns in product((False, True), (-1, -2), (False, True), TURNS):
+        at = element.spatial[::-1] if transposed else element.spatial
         sizes = [1, 1] if scale is None else [_shared(scale, at[a]) for a in (axis, -3 - axis)]
         if 0 in sizes or (sizes[0] == 1 != sizes[1]) or (turns > 1 and field.number):
             continue
@@ -120,7 +120,7 @@ def _candidates(element: Stage, formula: Formula) -> Iterator[tuple[Packed, bool
             continue
         place = form.word_axis
         if _divisor(field.load.indices[place], at[place]) == form.fields:
-            yield form, turned
+            yield form, transposed
 
 
 def _shared(scale: TensorLoad, k: tirx.Var) -> int:
@@ -140,9 +140,9 @@ def _divisor(index: tirx.Expr, k: tirx.Var) -> int | None:
     return None
 
 
-def _is_of_format(element: Stage, formula: Formula, form: Packed, turned: bool) -> bool:
+def _is_of_format(element: Stage, formula: Formula, form: Packed, transposed: bool) -> bool:
     """Prove that a formula is that of a format, at each position in a word."""
-    at = element.spatial[::-1] if turned else element.spatial
+    at = element.spatial[::-1] if transposed else element.spatial
     if not all(_is_in_order(load, at) for load in formula.loads()):
         return False
     axes = {form.word_axis} | ({form.other} if form.zero is None else set())

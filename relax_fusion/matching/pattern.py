@@ -16,9 +16,8 @@ from tvm import ir, relax
 from ..errors import Decline, Reason
 from ..tvm_ir import GenericConst, structural_walk
 from ..workload import Operand, Workload, in_order
+from .bindings import Identity, binders, items_of
 from .effects import Memory, free_vars
-from .identity import Identity, items_of
-from .sizes import binders
 
 PrimExpr: TypeAlias = ir.Expr
 Shape: TypeAlias = Sequence[PrimExpr | int]

@@ -11,7 +11,7 @@ from ..errors import Reason
 from ..workload import INTEGER_DTYPES, Norm, NormMatmul, operand_names
 from ..workload.dtypes import step_dtype
 from .constants import binary
-from .epilogue import Chain, named
+from .epilogue import FusedProjection, named
 from .linear import Linear, linear
 from .movements import keeps_features
 from .norms import Normed
@@ -165,7 +165,7 @@ def _out(
 def norm_matmul(
     view: BlockView,
     before: Prologue,
-    chains: Sequence[Chain],
+    chains: Sequence[FusedProjection],
     bounds: Mapping[str, int],
     integers: bool = False,
 ) -> Match:
@@ -224,12 +224,12 @@ def norm_matmul(
     return Match.of(spelling, covers_tuple, (args, outs), work, after, declined)
 
 
-def _weights_of(chains: Sequence[Chain]) -> Iterator[relax.Expr]:
+def _weights_of(chains: Sequence[FusedProjection]) -> Iterator[relax.Expr]:
     for chain in chains:
         yield from (chain.linear.weight, *(arg.expr for arg in chain.adapter))
 
 
-def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:
+def _spelling(before: Prologue, chains: Sequence[FusedProjection]) -> str:
     layouts = {c.projection.layout for c in chains}
     parts = [before.spelling] if before.norm else []
     parts.append("matmul" if len(chains) == 1 else f"{len(chains)} matmuls")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, relax
 
+from .bindings import Identity
 from .effects import free_vars
-from .identity import Identity
 from .pattern import BlockView, KernelArg, KernelOut, Match
 from .shapes import same_shape, shape_of
 

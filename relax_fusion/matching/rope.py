@@ -16,7 +16,7 @@ from tvm import relax, tirx
 
 from ..errors import Reason
 from ..workload import Rope
-from .epilogue import Chain, named
+from .epilogue import FusedProjection, named
 from .movements import Moved, Run, moves, same_expr, through_views
 from .pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from .rotated_results import RotatedPart, after_the_kernel
@@ -26,15 +26,15 @@ from .shapes import as_dim, check_dtype, dtype_of, product, same_shape, shape_of
 
 
 def with_rope(
-    view: BlockView, chain: Chain, forbidden: set[relax.Var], bounds: Mapping[str, int]
-) -> Chain:
+    view: BlockView, chain: FusedProjection, forbidden: set[relax.Var], bounds: Mapping[str, int]
+) -> FusedProjection:
     """Let the kernel of a projection rotate its heads, if the graph does.
 
     Parameters
     ----------
     view : BlockView
         The block.
-    chain : Chain
+    chain : FusedProjection
         The projection and the steps that its kernel takes along.
     forbidden : set of relax.Var
         Results of the same kernel: angles that need one of them cannot be part of it.
@@ -43,7 +43,7 @@ def with_rope(
 
     Returns
     -------
-    Chain
+    FusedProjection
         `chain` itself where nothing is rotated; with the reason in `declined` where something is
         that the kernel cannot rotate.
     """
@@ -53,31 +53,31 @@ def with_rope(
         return chain
     whole = Moved(chain.out, (*range(len(shape) - 1), (Run(n, 1),)))
     tensors = list(moves(view, whole))
-    turned = [
+    parts = [
         RotatedPart(t, found) for t in tensors if (found := rotation_of(view, t.var)) is not None
     ]
-    if not turned:
+    if not parts:
         return chain
     try:
-        return _rotated(view, chain, (tensors, turned), forbidden, bounds)
+        return _rotated(view, chain, (tensors, parts), forbidden, bounds)
     except Refused as refusal:
-        where = ", ".join(t.rotation.end.name for t in turned)
+        where = ", ".join(t.rotation.end.name for t in parts)
         return replace(chain, declined=((where, refusal.decline),))
 
 
 def _rotated(
     view: BlockView,
-    chain: Chain,
+    chain: FusedProjection,
     found: tuple[list[Moved], list[RotatedPart]],
     forbidden: set[relax.Var],
     bounds: Mapping[str, int],
-) -> Chain:
+) -> FusedProjection:
     """Check that the rotations are one of heads at equal distances, and take them along."""
-    tensors, turned = found
+    tensors, parts = found
     steps = chain.projection.epilogue
     detail = f"the heads are rotated after {', '.join(named(steps))}; only a bias can come before"
     guard(steps in ((), ("bias",)), Reason.ATTRIBUTE, detail)
-    angles = [_angles(view, t, bounds) for t in turned]
+    angles = [_angles(view, t, bounds) for t in parts]
     rope, cos, sin = angles[0]
     for other, other_cos, other_sin in angles[1:]:
         same = same_expr(view, cos.expr, other_cos.expr) and same_expr(
@@ -86,9 +86,9 @@ def _rotated(
         guard(
             same and other == rope, Reason.SHAPE, "parts of a projection turn by different angles"
         )
-    rope = _placed(rope, turned, chain.projection.columns)
-    _check_readers(view, (tensors, turned))
-    covers = tuple(dict.fromkeys(v for t in turned for v in (*t.moved.path, *t.rotation.covers)))
+    rope = _placed(rope, parts, chain.projection.columns)
+    _check_readers(view, (tensors, parts))
+    covers = tuple(dict.fromkeys(v for t in parts for v in (*t.moved.path, *t.rotation.covers)))
     refuse_kept_roundings(view, (*chain.covers, *covers))
     inside = forbidden | set(chain.covers) | set(covers)
     late = any(view.depends_on(a.expr, inside) for a in (cos, sin))
@@ -98,13 +98,12 @@ def _rotated(
         projection=replace(chain.projection, rope=rope),
         angles=(cos, sin),
     )
-    return after_the_kernel(view, longer, (tensors, turned))
+    return after_the_kernel(view, longer, (tensors, parts))
 
 
-def _placed(rope: Rope, turned: list[RotatedPart], n: int) -> Rope:
-    """Return a rotation with the heads that are turned, refusing what is not at equal distances."""
-    parts = [part.moved.features(slice(-1)) for part in turned]
-    starts = np.unique(np.concatenate(parts))
+def _placed(rope: Rope, parts: list[RotatedPart], n: int) -> Rope:
+    """Return a rotation with its heads, refusing those that are not at equal distances."""
+    starts = np.unique(np.concatenate([part.moved.features(slice(-1)) for part in parts]))
     first, width, count = int(starts[0]), rope.width, len(starts)
     stop = int(starts[-1]) + width
     detail = f"features {first} to {stop} are rotated; those before them from 0 on are not"
@@ -133,10 +132,10 @@ def _placed(rope: Rope, turned: list[RotatedPart], n: int) -> Rope:
 
 def _check_readers(view: BlockView, found: tuple[list[Moved], list[RotatedPart]]) -> None:
     """Refuse a rotation if anything else reads a feature from before it."""
-    tensors, turned = found
-    rotated = np.concatenate([part.moved.features() for part in turned])
+    tensors, parts = found
+    rotated = np.concatenate([part.moved.features() for part in parts])
     allowed = {v for t in tensors for v in (t.var, *t.path)}
-    for part in turned:
+    for part in parts:
         allowed |= set(part.rotation.covers)
         for var in part.rotation.covers[:-1]:
             what = f"{var.name}, a part of the rotation,"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from .epilogue import Chain
+from .epilogue import FusedProjection
 from .movements import Moved, Run, moved_by
 from .pattern import BlockView
 from .rotation import Rotation
@@ -27,8 +27,8 @@ Joins = dict[relax.Var, tuple[Moved, tuple[relax.Var, ...]]]
 
 
 def after_the_kernel(
-    view: BlockView, chain: Chain, found: tuple[list[Moved], list[RotatedPart]]
-) -> Chain:
+    view: BlockView, chain: FusedProjection, found: tuple[list[Moved], list[RotatedPart]]
+) -> FusedProjection:
     """Return the chain with the movements that lead from its kernel to what is read behind.
 
     Features that were cut out to be rotated, and put together again, are not cut at all.
@@ -42,20 +42,20 @@ def after_the_kernel(
     ----------
     view : BlockView
         The block.
-    chain : Chain
+    chain : FusedProjection
         The projection, whose kernel rotates.
     found : (list of Moved, list of RotatedPart)
         Tensors with its features, and the rotations of some of them.
     """
-    tensors, turned = found
-    ends = {part.rotation.end: replace(part.moved, var=part.rotation.end) for part in turned}
-    inside = {v for part in turned for v in (*part.moved.path, *part.rotation.covers)}
+    tensors, parts = found
+    ends = {part.rotation.end: replace(part.moved, var=part.rotation.end) for part in parts}
+    inside = {v for part in parts for v in (*part.moved.path, *part.rotation.covers)}
     joined = _joins(view, ends, tensors)
     whole = _whole(view, chain, inside, joined)
     if whole is not None:
         return whole
-    if len(turned) == 1 and not turned[0].moved.path:
-        end = turned[0].rotation.end
+    if len(parts) == 1 and not parts[0].moved.path:
+        end = parts[0].rotation.end
         covers = (*chain.covers, *sorted(inside, key=view.index.__getitem__))
         return replace(chain, covers=covers, out=end, out_dtype=dtype_of(end))
     rebuilt = ends | {var: at for var, (at, _) in joined.items() if at.path}
@@ -133,10 +133,10 @@ def _together(
 
 def _whole(
     view: BlockView,
-    chain: Chain,
+    chain: FusedProjection,
     inside: set[relax.Var],
     joined: Joins,
-) -> Chain | None:
+) -> FusedProjection | None:
     """Let the kernel's result be what has all features again, if nothing else reads a part."""
     for var, (at, _) in joined.items():
         if at.path:

@@ -9,7 +9,8 @@ from typing import Literal
 from tvm import relax
 
 from .constants import binary, scalar
-from .movements import VIEWS, split_parts, static_index, static_slice
+from .movements import split_parts, static_index, static_slice
+from .operators import VIEWS
 from .pattern import BlockView, Definitions, PrimExpr, is_call
 from .shapes import same_shape, shape_of
 

@@ -14,20 +14,13 @@ from tvm import relax
 from ..errors import Reason
 from ..workload import FLOAT_BYTES
 from .effects import free_vars
+from .operators import ALL_MOVEMENTS
 from .pattern import BlockView, guard, is_call
 from .shapes import dtype_of
 
 Bindings = Mapping[relax.Var, relax.Expr]
 
-MOVEMENTS = tuple(
-    f"relax.{name}"
-    for name in (
-        *("reshape", "permute_dims", "expand_dims", "squeeze", "flatten", "split", "take"),
-        *("strided_slice", "concat", "broadcast_to", "repeat", "tile", "flip", "stack"),
-    )
-)
-"""Operators behind which a rounding is looked for."""
-
+_LOOKED_THROUGH = (*ALL_MOVEMENTS, "relax.astype")
 NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 SQUARES = ("relax.square", "relax.power", "relax.multiply")
 
@@ -73,7 +66,7 @@ def _narrows(values: Bindings, source: relax.Expr, dtype: str) -> bool:
         value = values.get(source) if isinstance(source, relax.Var) else None
         if isinstance(value, relax.Var):
             source = value
-        elif is_call(value, "relax.astype", *MOVEMENTS) and isinstance(value.args[0], relax.Var):
+        elif is_call(value, *_LOOKED_THROUGH) and isinstance(value.args[0], relax.Var):
             source = value.args[0]
         else:
             return True
@@ -83,7 +76,7 @@ def _behind(
     values: Bindings, readers: dict[relax.Var, list[relax.Var]], var: relax.Var, casts: bool = False
 ) -> Iterator[relax.Var]:
     """Yield what reads a variable, movements of it looked through."""
-    through = (*MOVEMENTS, "relax.astype") if casts else MOVEMENTS
+    through = _LOOKED_THROUGH if casts else ALL_MOVEMENTS
     for reader in readers.get(var, ()):
         yield reader
         value = values[reader]
@@ -124,7 +117,7 @@ def _intermediates(values: Bindings) -> Iterator[relax.Var]:
 def _is_normalised(values: Bindings, var: relax.Var) -> bool:
     """Tell whether a tensor is what a norm or a softmax makes, moved or cast."""
     value = values[var]
-    while is_call(value, *MOVEMENTS, "relax.astype") and value.args[0] in values:
+    while is_call(value, *_LOOKED_THROUGH) and value.args[0] in values:
         value = values[value.args[0]]
     return is_call(value, *NORMS, "relax.nn.softmax")
 
@@ -137,7 +130,7 @@ def narrows(view: BlockView, expr: relax.Expr) -> bool:
         source = cast.args[0]
         if FLOAT_BYTES.get(dtype_of(source), 0) <= width:
             return False
-        cast = view.call(source, "relax.astype", *MOVEMENTS)
+        cast = view.call(source, *_LOOKED_THROUGH)
     return source is not expr
 
 
@@ -158,7 +151,7 @@ def _inside_behind(view: BlockView, var: relax.Var, inside: set[relax.Var]) -> I
         if user in inside:
             yield user
             moved = isinstance(view.defs[user], relax.Var | relax.Tuple | relax.TupleGetItem)
-            if moved or view.call(user, *MOVEMENTS) is not None:
+            if moved or view.call(user, *ALL_MOVEMENTS) is not None:
                 yield from _inside_behind(view, user, inside)
 
 

@@ -12,8 +12,8 @@ from tvm.target import Target
 from ..errors import Decline, Reason
 from ..tvm_ir import Analyzer
 from ..workload import FLOAT_BYTES, Dim, DynamicDim
+from .bindings import items_of
 from .expressions import found_in
-from .identity import items_of
 from .pattern import PrimExpr, Refused, Shape, guard
 
 _ANALYZER = Analyzer()

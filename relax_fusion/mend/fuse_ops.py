@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax
 
+from ..matching.bindings import Identity, binders, bound_sizes, items_of
 from ..matching.expressions import found_in
-from ..matching.identity import Identity, items_of
 from ..matching.pattern import BlockView, calls_in, is_call
 from ..matching.rebuild import order
 from ..matching.shapes import has_computed_sizes
-from ..matching.sizes import binders, bound_sizes
 from ..transforms.modules import OPAQUE, functions_of, is_narrow, with_functions
 from ..tvm_ir import structural_map
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax
 
+from ..matching.bindings import items_of
 from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
 from ..matching.expressions import substitute
-from ..matching.identity import items_of
 from ..matching.known_effects import memory_of
 from ..matching.pattern import is_call
 from ..transforms.modules import OPAQUE, functions_of, with_functions

@@ -5,19 +5,12 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from ..matching import (
-    Chain,
-    Linear,
-    adapted,
-    linear,
-    made_by,
-    norm_matmul,
-    norm_prologue,
-    normalisation,
-    plain_prologue,
-    readers_of,
-)
+from ..matching.adapter import adapted
+from ..matching.epilogue import FusedProjection
+from ..matching.linear import Linear, linear
+from ..matching.norms import normalisation
 from ..matching.pattern import BlockView, Match, Refused
+from ..matching.projections import made_by, norm_matmul, norm_prologue, plain_prologue, readers_of
 from .driver import FusingPass
 
 
@@ -75,9 +68,9 @@ class FuseAdapters(FusingPass):
         return norm_matmul(view, before, chains, self.options.bounds)
 
 
-def _chains(view: BlockView, linears: list[Linear], made: set[relax.Var]) -> list[Chain]:
+def _chains(view: BlockView, linears: list[Linear], made: set[relax.Var]) -> list[FusedProjection]:
     """Return the projections of the same rows that have adapters."""
-    chains: list[Chain] = []
+    chains: list[FusedProjection] = []
     inside = set(made)
     for lin in linears:
         chain = adapted(view, lin, inside)

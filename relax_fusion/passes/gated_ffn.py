@@ -8,22 +8,21 @@ import tvm
 from tvm import relax, tirx
 
 from ..errors import Reason
-from ..matching import (
-    Linear,
+from ..matching.activations import activation
+from ..matching.constants import binary
+from ..matching.epilogue import epilogue
+from ..matching.linear import Linear, linear
+from ..matching.movements import ungrouped
+from ..matching.norms import normalisation
+from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
+from ..matching.projections import (
     Prologue,
-    activation,
-    binary,
-    epilogue,
-    linear,
     made_by,
     norm_matmul,
     norm_prologue,
-    normalisation,
     plain_prologue,
     readers_of,
-    ungrouped,
 )
-from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
 from ..matching.roundings import refuse_kept_roundings
 from ..matching.shapes import (
     as_dim,

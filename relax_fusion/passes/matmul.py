@@ -6,9 +6,12 @@ import tvm
 from tvm import relax
 
 from ..errors import Reason
-from ..matching import Chain, epilogue, linear, norm_matmul, plain_prologue, with_rope
-from ..matching.operations import MOVES, OPERATORS
+from ..matching.epilogue import FusedProjection, epilogue
+from ..matching.linear import linear
+from ..matching.operations import KINDS, MOVES
 from ..matching.pattern import BlockView, Match, guard
+from ..matching.projections import norm_matmul, plain_prologue
+from ..matching.rope import with_rope
 from ..matching.shapes import dtype_of
 from ..workload import INTEGER_DTYPES
 from .driver import FusingPass
@@ -56,7 +59,7 @@ class FuseMatmulEpilogue(FusingPass):
         return norm_matmul(view, plain_prologue(lin.x), [chain], bounds, integers)
 
 
-def _check_integers(view: BlockView, chain: Chain) -> None:
+def _check_integers(view: BlockView, chain: FusedProjection) -> None:
     """Refuse sums that overflow, and results that the rule for generic matmuls goes on with."""
     sums = dtype_of(chain.linear.var)
     guard(sums == "int32", Reason.DTYPE, f"sums of integers are {sums}; needs int32")
@@ -64,6 +67,6 @@ def _check_integers(view: BlockView, chain: Chain) -> None:
         value = view.defs[user]
         name = value.op.name if isinstance(value, relax.Call) and hasattr(value.op, "name") else ""
         moves = name in MOVES and name != "relax.astype"
-        known = moves or OPERATORS.get(name) in ("matmul", "norm", "softmax", "attention")
+        known = moves or KINDS.get(name) in ("matmul", "norm", "softmax", "attention")
         detail = f"{user.name} = {name or 'a call'} follows integers, which the rule takes along"
         guard(known, Reason.DTYPE, detail)

@@ -6,18 +6,11 @@ import tvm
 from tvm import relax
 
 from ..errors import Reason
-from ..matching import (
-    Chain,
-    epilogue,
-    made_by,
-    norm_matmul,
-    norm_prologue,
-    normalisation,
-    readers_of,
-    with_rope,
-)
-from ..matching.norms import is_rounded_norm
+from ..matching.epilogue import FusedProjection, epilogue
+from ..matching.norms import is_rounded_norm, normalisation
 from ..matching.pattern import BlockView, Match, Refused
+from ..matching.projections import made_by, norm_matmul, norm_prologue, readers_of
+from ..matching.rope import with_rope
 from ..matching.shapes import dtype_of
 from .driver import FusingPass
 
@@ -80,7 +73,7 @@ class FuseRMSNormMatmul(FusingPass):
             raise Refused(Reason.DTYPE, f"{detail}; a kernel has rows and weights of one dtype")
         if normed is None or not linears:
             return None
-        chains: list[Chain] = []
+        chains: list[FusedProjection] = []
         inside = made_by(view, normed)
         for lin in linears:
             forbidden = inside | {c.out for c in chains}

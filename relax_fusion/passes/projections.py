@@ -7,17 +7,11 @@ from collections.abc import Iterator
 import tvm
 from tvm import relax
 
-from ..matching import (
-    Chain,
-    Linear,
-    epilogue,
-    linear,
-    norm_matmul,
-    plain_prologue,
-    readers_of,
-    with_rope,
-)
+from ..matching.epilogue import FusedProjection, epilogue
+from ..matching.linear import Linear, linear
 from ..matching.pattern import BlockView, Match, is_call
+from ..matching.projections import norm_matmul, plain_prologue, readers_of
+from ..matching.rope import with_rope
 from .driver import FusingPass
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.nn.attention")
@@ -58,7 +52,7 @@ class FuseProjections(FusingPass):
         if len(together) == 1:
             return None
         results = {lin.var for lin in together}
-        chains: list[Chain] = []
+        chains: list[FusedProjection] = []
         for lin in together:
             forbidden = (results - {lin.var}).union(*(c.covers for c in chains))
             chain = epilogue(view, lin, forbidden)

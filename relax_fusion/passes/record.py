@@ -9,7 +9,7 @@ from tvm import relax
 
 from ..errors import Decline, Reason
 from ..estimator.prediction import format_seconds
-from ..matching.identity import Identity
+from ..matching.bindings import Identity
 from ..matching.pattern import Match
 from ..report.decision import Decision
 from ..workload import Chain

@@ -19,13 +19,13 @@ from ..cli.console import Console, first_line
 from ..cli.explain import summary
 from ..estimator import format_seconds
 from ..hardware.target import device_of, host_target, make_target
-from ..matching.modules import module_of
 from ..models import Config, ExportedModel, Generator, export, random_weights, zoo_config
 from ..models.threads import use_all_cores
 from ..models.zoo import CONFIGS
 from ..report import Report
 from ..report.tables import table
 from ..timing import timed
+from ..transforms.modules import module_of
 from .measure import Session, compare, decoded, tokens
 from .report_page import fold_layers
 

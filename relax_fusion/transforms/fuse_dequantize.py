@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax, s_tir, tirx
 
-from ..matching.decoding_groups import Group, group_of
-from ..matching.dequantized import Dequantized, dequantized, tensors_of
+from ..matching.bindings import Identity
+from ..matching.dequantized import Dequantized, Group, dequantized, group_of, tensors_of
 from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
-from ..matching.identity import Identity
 from ..matching.known_effects import memory_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.shapes import shape_of

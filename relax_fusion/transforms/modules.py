@@ -112,3 +112,8 @@ def with_external_module(mod: ir.IRModule, library: tvm_ffi.Module) -> ir.IRModu
     """Return a copy of `mod` that links `library` too."""
     there = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
     return mod.with_attr(EXTERNAL_MODULES, [*there, library])
+
+
+def module_of(functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
+    """Return a module of functions alone, to make one of them that goes into another module."""
+    return ir.IRModule(dict(functions))

@@ -8,9 +8,8 @@ from functools import partial
 import tvm
 from tvm import ir, relax, te, topi
 
-from ..matching import normalisation
 from ..matching.effects import Memory
-from ..matching.norms import Normed
+from ..matching.norms import Normed, normalisation
 from ..matching.pattern import BlockView, Refused
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..workload import FLOAT_BYTES, Norm

@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 from ..matching.effects import Memory
 from ..matching.movements import Moved, Run, moves
 from ..matching.neighbours import GIVEN, Neighbours
-from ..matching.operations import OPERATORS, Operation, root_of, way_back
+from ..matching.operations import KINDS, Operation, root_of, way_back
 from ..matching.pattern import BlockView, belongs_to_a_library, calls_in, is_call
 from ..matching.shapes import shape_of
 from ..report.coverage import IS_OFF, Leftover
@@ -80,8 +80,8 @@ class ReportLeftovers:
 def _of_a_library(name: str, func: relax.Function) -> Iterator[Leftover]:
     attrs = func.attrs or {}
     library = attrs.get("Codegen") or attrs.get("Composite")
-    for call in calls_in(func, *OPERATORS):
-        yield Leftover(name, name, OPERATORS[call.op.name], f"it belongs to a library, {library}")
+    for call in calls_in(func, *KINDS):
+        yield Leftover(name, name, KINDS[call.op.name], f"it belongs to a library, {library}")
 
 
 def _blocks(body: relax.Expr, branch: bool = False) -> Iterator[tuple[relax.BindingBlock, bool]]:
@@ -151,7 +151,7 @@ class _Looker:
             around = next(v for v in attention if self.around.kinds.get(v) == "softmax")
             return f"it is part of the attention around {around.name}, which is left, too", ""
         if not is_call(value, "relax.matmul"):
-            spelling = value.op.name.removeprefix("relax.") if is_call(value, *OPERATORS) else ""
+            spelling = value.op.name.removeprefix("relax.") if is_call(value, *KINDS) else ""
             return f"it is written as {spelling or 'a function of TIR'}", "projection"
         left, right = (shape_of(arg) for arg in value.args)
         if left is None or right is None:

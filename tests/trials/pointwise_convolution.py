@@ -6,8 +6,10 @@ import tvm
 from tvm import relax
 
 from relax_fusion import FusingPass, Reason
-from relax_fusion.matching import Linear, epilogue, norm_matmul, plain_prologue
+from relax_fusion.matching.epilogue import epilogue
+from relax_fusion.matching.linear import Linear
 from relax_fusion.matching.pattern import BlockView, Match, guard
+from relax_fusion.matching.projections import norm_matmul, plain_prologue
 from relax_fusion.matching.shapes import known_shape, static
 
 WEIGHTS = {"OHWI": ("nk", 0, 3), "HWIO": ("kn", 3, 2)}

@@ -15,7 +15,8 @@ from functools import reduce
 from tvm import relax
 
 from ...errors import Reason
-from ..bounds import FAR, MOVEMENTS, Bounds, Interval, plus, times
+from ..bounds import FAR, Bounds, Interval, plus, times
+from ..operators import MOVEMENTS
 from ..pattern import Refused
 from .aligned import Grid
 from .bands import Sight, rows_see, sight_of

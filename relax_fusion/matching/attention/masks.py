@@ -7,16 +7,46 @@ from dataclasses import dataclass, field, replace
 
 from tvm import relax, tirx
 
+from ...tvm_ir import detect_linear_equation
 from ..axes import size_of
 from ..element_values import Choice, Element, float_of
-from ..pattern import PrimExpr
+from ..operators import VIEWS
+from ..pattern import KernelArg, PrimExpr
 from ..shapes import dtype_of, same_shape
-from .alibi import Slopes, slopes_of
 from .aligned import Aligned, Grid
 from .bands import Band, band_of, joined, sight_of
 from .scores import INFINITE, Addend, Condition, Most, Step
 
-VIEW_OR_COPY = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to")
+
+@dataclass(frozen=True)
+class Slopes:
+    """ALiBi: ``slope[head] * (key + rest)``, where `rest` is the same for all keys of a row."""
+
+    arg: KernelArg
+    by_row: PrimExpr
+    rest: PrimExpr
+
+
+def slopes_of(at: Aligned) -> Slopes | None:
+    """Read ``slopes[head] * positions``."""
+    call = at.grid.view.call(at.at.expr, "relax.multiply")
+    if call is None or at.column is None:
+        return None
+    for first, second in (call.args, call.args[::-1]):
+        slopes, positions = at.operand(first), at.operand(second)
+        heads = at.heads
+        if slopes is None or positions is None or slopes.at.flat != heads or not heads:
+            continue
+        value = positions.element()
+        if value is None or isinstance(value, float | Choice):
+            continue
+        row = tirx.Var("row", "int64") if positions.row is None else positions.row
+        place = positions.elements.analyzer.simplify(value)
+        factors = detect_linear_equation(place, [row, positions.column])
+        if len(factors) == 3 and same_shape(factors[1:2], (1,)):
+            arg = KernelArg(first, (at.grid.sizes[1],))
+            return Slopes(arg, factors[0], factors[2])
+    return None
 
 
 @dataclass(frozen=True)
@@ -130,7 +160,8 @@ def _addend_parts(at: Aligned, factor: float) -> Parts | None:
     slopes = slopes_of(at)
     if slopes is not None and factor == 1.0:
         return Parts(slopes=(slopes,))
-    before = at.behind() if view.call(expr, *VIEW_OR_COPY, "relax.tile") is not None else None
+    copied = view.call(expr, *VIEWS, "relax.broadcast_to", "relax.tile")
+    before = at.behind() if copied is not None else None
     parts = _added(before, factor) if before is not None else None
     if parts is not None and (parts.seen or parts.slopes):
         return parts

@@ -1,4 +1,4 @@
-"""The softmax of an attention, and what stands between it and the values."""
+"""The softmax of an attention, the maximum of each row, and what stands in front of the values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from ...workload import FLOAT_BYTES
 from ..axes import is_one, is_plain_copy
 from ..elements import Elements
 from ..movements import prefix_slice
-from ..pattern import BlockView, guard
+from ..operators import VIEWS
+from ..pattern import BlockView, guard, is_call
 from ..shapes import dtype_of, same_shape, shape_of, shape_text
-from .row_maximum import is_by_row, row_maximum
 from .scores import Scores
-
-_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.astype")
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def _through_views(
     view: BlockView, expr: relax.Expr, covers: tuple[relax.Var, ...]
 ) -> tuple[relax.Expr, tuple[relax.Var, ...]]:
     """Look through casts and views; weights are rounded to the values' dtype in a kernel."""
-    while (call := view.call(expr, *_VIEWS, "relax.broadcast_to")) is not None:
+    while (call := view.call(expr, *VIEWS, "relax.astype", "relax.broadcast_to")) is not None:
         if call.op.name == "relax.broadcast_to" and not is_plain_copy(view, expr):
             break
         if dtype_of(expr) not in FLOAT_BYTES:
@@ -130,3 +128,55 @@ def _with_sinks(view: BlockView, at: Scores) -> Softmax | None:
     if shape is None or not is_one(shape[-1]):
         return None
     return Softmax(at.inside(scores), sinks)
+
+
+def row_maximum(
+    view: BlockView, expr: relax.Expr
+) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
+    """Read ``max(x, axis=-1, keepdims=True)``, or the first result of ``topk(x, 1)``.
+
+    Returns
+    -------
+    relax.Expr
+        The rows x.
+    tuple of relax.Var
+        The bindings from x to the maximum.
+    """
+    path: tuple[relax.Var, ...] = ()
+    while isinstance(expr, relax.Var):
+        path = (expr, *path)
+        value = view.definition(expr)
+        if is_call(value, "relax.max"):
+            return (value.args[0], path) if is_by_row(value) else None
+        if is_call(value, "relax.topk"):
+            return _largest(view, expr, value, path)
+        if not isinstance(value, relax.TupleGetItem):
+            return None
+        # PyTorch's importer packs the results of topk into a tuple of its own.
+        whole = view.definition(value.tuple_value)
+        packed = isinstance(whole, relax.Tuple)
+        if packed and isinstance(value.tuple_value, relax.Var):
+            path = (value.tuple_value, *path)
+        if not packed and int(value.index) != 0:
+            return None
+        expr = whole.fields[int(value.index)] if packed else value.tuple_value
+    return None
+
+
+def is_by_row(call: relax.Call) -> bool:
+    """Tell whether a reduction leaves one element of each row, where the row was."""
+    rank = len(shape_of(call.args[0]) or ())
+    axes = [int(a) % max(rank, 1) for a in call.attrs.axis or ()]
+    return axes == [rank - 1] and bool(call.attrs.keepdims)
+
+
+def _largest(
+    view: BlockView, var: relax.Var, call: relax.Call, path: tuple[relax.Var, ...]
+) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
+    """Read a topk of one element, together with the places that it finds and nobody asks for."""
+    rank = len(shape_of(call.args[0]) or ())
+    attrs = call.attrs
+    if int(attrs.k) != 1 or int(attrs.axis) % max(rank, 1) != rank - 1 or not bool(attrs.largest):
+        return None
+    unread = tuple(u for u in view.uses(var) if u not in path)
+    return call.args[0], (*path, *unread)

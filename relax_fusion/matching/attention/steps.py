@@ -17,10 +17,11 @@ from ...workload import FLOAT_BYTES
 from ..bounds import Bounds, Interval
 from ..constants import binary, scaled
 from ..elements import Elements
+from ..operators import VIEWS
 from ..pattern import BlockView
 from ..shapes import dtype_of, same_shape, shape_of, shape_text
-from .row_maximum import row_maximum
 from .scores import Addend, Clamp, Condition, Most, Scores, Shift
+from .softmax import row_maximum
 
 Steps = Iterator[Scores]
 
@@ -63,7 +64,7 @@ def _cast(view: BlockView, at: Scores) -> Steps:
 
 def _view(view: BlockView, at: Scores) -> Steps:
     """``[b * n, s, t]`` and ``[b, n, s, t]`` are the same scores."""
-    call = view.call(at.expr, "relax.reshape", "relax.expand_dims", "relax.squeeze")
+    call = view.call(at.expr, *VIEWS)
     if call is not None:
         yield at.inside(call.args[0])
     call = view.call(at.expr, "relax.broadcast_to")

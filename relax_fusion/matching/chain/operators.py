@@ -11,12 +11,13 @@ from tvm import relax
 
 from ...errors import Reason
 from ...workload.graph import Combine
-from ...workload.operators import OPERATORS as FUNCTIONS
 from ...workload.values import Const, apply, reads
 from ..dequantized import refuse_dequantized
+from ..operators import OPERATORS as _KNOWN
+from ..operators import VIEWS
 from ..pattern import guard
 from ..shapes import known_shape, permutation, same_shape, shape_text
-from .formula import Dims, Formula
+from .graph import Dims, Formula
 from .writer import ChainWriter
 
 Written = Callable[[ChainWriter, relax.Call], Formula]
@@ -28,6 +29,13 @@ def _map(name: str, writer: ChainWriter, call: relax.Call) -> Formula:
     none = name == "divide" and operands[1].element == Const(0.0)
     guard(not none, Reason.ATTRIBUTE, "a divisor is the constant 0")
     return replace(operands[0], element=apply(name, *(f.element for f in operands)))
+
+
+def _softplus(writer: ChainWriter, call: relax.Call) -> Formula:
+    beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
+    detail = f"a softplus has beta {beta:g} and threshold {threshold:g}; must be 1 and at least 20"
+    guard(beta == 1 and threshold >= 20, Reason.ATTRIBUTE, detail)
+    return _map("softplus", writer, call)
 
 
 def _power(writer: ChainWriter, call: relax.Call) -> Formula:
@@ -151,8 +159,6 @@ def _without(formula: Formula, axes: Sequence[int]) -> Formula:
     return replace(formula, dims=tuple(d for n, d in enumerate(formula.dims) if n not in axes))
 
 
-_VIEWS = [f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten")]
-
 _REDUCING: dict[str, Written] = {
     "relax.sum": partial(_reduction, "sum"),
     "relax.max": partial(_reduction, "max"),
@@ -168,14 +174,13 @@ REDUCING = tuple(_REDUCING)
 
 OPERATORS: dict[str, Written] = {
     **_REDUCING,
-    **{f"relax.{name}": partial(_map, name) for name in FUNCTIONS},
-    **{f"relax.nn.{name}": partial(_map, name) for name in FUNCTIONS},
-    "relax.negative": partial(_map, "minus"),
+    **{f"relax.{name}": partial(_map, o.formula) for name, o in _KNOWN.items() if o.formula},
+    "relax.nn.softplus": _softplus,
     "relax.power": _power,
     "relax.clip": _clip,
     "relax.astype": _cast,
     "relax.permute_dims": _transposed,
-    **dict.fromkeys(_VIEWS, _viewed),
+    **dict.fromkeys(VIEWS, _viewed),
     "relax.broadcast_to": _broadcast,
 }
-"""By the operator's name.  Functions of elements are those that a block graph has."""
+"""By the operator's name.  Functions of elements are those with a formula."""

@@ -10,8 +10,9 @@ from tvm import relax
 
 from ...errors import Reason
 from ...workload import FLOAT_BYTES
+from ..operators import ALL_MOVEMENTS
 from ..pattern import BlockView, Refused, guard, is_call
-from ..roundings import MOVEMENTS, kept_roundings
+from ..roundings import kept_roundings
 from ..shapes import dtype_of
 from .operators import OPERATORS, REDUCING
 from .writer import ChainWriter, Written
@@ -88,7 +89,7 @@ class Region:
         """Yield the right operands of matmuls, movements in the region looked through."""
         for var in self.products:
             weight = self.view.defs[var].args[1]
-            while weight in self.inside and is_call(self.view.defs[weight], *MOVEMENTS):
+            while weight in self.inside and is_call(self.view.defs[weight], *ALL_MOVEMENTS):
                 weight = self.view.defs[weight].args[0]
             if weight not in self.inside:
                 yield weight

@@ -21,8 +21,7 @@ from ..pattern import (
     guard,
 )
 from ..shapes import dtype_of, known_shape, product, same_shape, static
-from .formula import Formula, flat, moved
-from .graph import Operand, Statement, as_graph
+from .graph import Formula, Operand, Statement, as_graph, flat, moved
 
 
 @dataclass(frozen=True)
