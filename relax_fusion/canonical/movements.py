@@ -7,7 +7,10 @@ these reshapes can move behind it, until two meet and cancel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import tvm
 from tvm import ir, relax, tirx
@@ -18,11 +21,6 @@ from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from ..tvm_ir import structural_equal
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
-
-UNARY = named("function", "cast")
-BINARY = named("arithmetic")
-REDUCTIONS = named("reduction")
-"""What is computed element by element, and what of rows."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="MoveReshapes")
@@ -57,22 +55,111 @@ class MoveReshapes:
         return canonicalise(mod, RESHAPES)
 
 
-def _regrouped(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
-    """Return what a reshape that keeps the last axis, and no row apart, is of."""
+class Moved(Protocol):
+    """What a movement is of, and how values of one layout are told in the other."""
+
+    @property
+    def source(self) -> relax.Expr:
+        """The tensor that is moved."""
+
+    def back(self, rewriter: Rewriter, value: relax.Expr) -> relax.Expr:
+        """Return a value of the layout of `source` in that of the moved tensor."""
+
+    def beside(self, rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+        """Return what meets the moved tensor, element by element, as it meets `source`."""
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the last axis stays the last."""
+
+
+Reader: TypeAlias = Callable[[Rewriter, relax.Expr], Moved | None]
+"""Returns the movement that defines a tensor, None if there is none to see."""
+
+
+def rules_behind(read: Reader) -> dict[str, Rule]:
+    """Return the rules that put a movement behind operators of elements, rows, and parts."""
+    return {
+        **dict.fromkeys(named("function", "cast"), partial(_unary, read)),
+        **dict.fromkeys(named("arithmetic"), partial(_binary, read)),
+        **dict.fromkeys(named("reduction"), partial(_of_rows, read)),
+        **dict.fromkeys(("relax.nn.rms_norm", "relax.nn.layer_norm"), partial(_of_rows, read)),
+    }
+
+
+def _unary(read: Reader, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    found = read(rewriter, call.args[0])
+    if found is None:
+        return None
+    return found.back(rewriter, relax.Call(call.op, [found.source], call.attrs))
+
+
+def _binary(read: Reader, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    for index, arg in enumerate(call.args):
+        found = read(rewriter, arg)
+        if found is None or not same_shape(shape_of(arg), shape_of(call)):  # it is broadcast
+            continue
+        other = found.beside(rewriter, call.args[1 - index])
+        if other is not None:
+            args = [found.source, other] if index == 0 else [other, found.source]
+            return found.back(rewriter, relax.Call(call.op, args, call.attrs))
+    return None
+
+
+def _of_rows(read: Reader, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Compute a norm, or a sum that is kept as an axis of size 1, of the last axis in front."""
+    found, rank = read(rewriter, call.args[0]), len(shape_of(call.args[0]) or ())
+    is_norm = is_call(call, "relax.nn.rms_norm", "relax.nn.layer_norm")
+    axes = call.attrs.axes if is_norm else call.attrs.axis
+    if found is None or not found.keeps_last or axes is None:
+        return None
+    if [int(a) % rank for a in axes] != [rank - 1] or not (is_norm or call.attrs.keepdims):
+        return None
+    name, operands = call.op.name.removeprefix("relax."), [found.source, *call.args[1:]]
+    if not is_norm:
+        made = getattr(relax.op, name)(*operands, axis=[-1], keepdims=True)
+    elif len(shape_of(found.source) or ()) < 2:  # TVM has no kernel that normalises one row
+        return None
+    elif name == "nn.rms_norm":
+        made = relax.op.nn.rms_norm(*operands, axes=[-1], epsilon=call.attrs.epsilon)
+    else:
+        more = {"center": bool(call.attrs.center), "scale": bool(call.attrs.scale)}
+        made = relax.op.nn.layer_norm(*operands, axes=[-1], epsilon=call.attrs.epsilon, **more)
+    return found.back(rewriter, made)
+
+
+@dataclass(frozen=True)
+class _Regrouped:
+    """A reshape that keeps the last axis, and no row apart."""
+
+    source: relax.Expr
+    rows: list[tirx.Expr]
+    keeps_last = True
+
+    def back(self, rewriter: Rewriter, value: relax.Expr) -> relax.Expr:
+        """Return a value with these rows and its own last axis."""
+        made = rewriter.emit(value)
+        return relax.op.reshape(made, [*self.rows, *(shape_of(made) or [])[-1:]])
+
+    def beside(self, rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+        """Return a tensor that is the same for all rows, or what was regrouped alike."""
+        shape, lead = shape_of(expr), (shape_of(self.source) or [])[:-1]
+        if shape is not None and len(shape) <= len(lead) + 1 and all(map(is_one, shape[:-1])):
+            return expr
+        other = _regrouped(rewriter, expr)
+        if other is None or not same_shape(other.rows, self.rows):
+            return None
+        return other.source if same_shape((shape_of(other.source) or [])[:-1], lead) else None
+
+
+def _regrouped(rewriter: Rewriter, expr: relax.Expr) -> _Regrouped | None:
     call = rewriter.call(expr, "relax.reshape")
     if call is None:
         return None
     before, after = shape_of(call.args[0]), shape_of(expr)
     if not before or not after or not same_shape(before[-1:], after[-1:]):
         return None
-    return call.args[0]
-
-
-def _shaped_as(rewriter: Rewriter, value: relax.Expr, rows: relax.Expr) -> relax.Expr:
-    """Return a value in the shape that its rows had: those of `rows`, with its own last axis."""
-    made = rewriter.emit(value)
-    lead, features = shape_of(rows) or [], shape_of(made) or []
-    return relax.op.reshape(made, [*lead[:-1], *features[-1:]])
+    return _Regrouped(call.args[0], after[:-1])
 
 
 def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -95,37 +182,6 @@ def _simplified(rewriter: Rewriter, call: relax.Call) -> list[tirx.Expr] | None:
     return None if all(map(structural_equal, simple, shape)) else simple
 
 
-def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    source = _regrouped(rewriter, call.args[0])
-    if source is None:
-        return None
-    return _shaped_as(rewriter, relax.Call(call.op, [source], call.attrs), call.args[0])
-
-
-def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    first, second = call.args
-    sources = [_regrouped(rewriter, arg) for arg in call.args]
-    if all(source is not None for source in sources):
-        rows = [(shape_of(expr) or [])[:-1] for expr in (first, second, *sources)]
-        if not same_shape(*rows[:2]) or not same_shape(*rows[2:]):
-            return None
-        return _shaped_as(rewriter, relax.Call(call.op, sources, call.attrs), first)
-    for index, source in enumerate(sources):
-        rows, other = call.args[index], call.args[1 - index]
-        if source is not None and same_shape(shape_of(rows), shape_of(call)):
-            if not _is_row(other, len(shape_of(source) or ())):
-                continue
-            args = [source, other] if index == 0 else [other, source]
-            return _shaped_as(rewriter, relax.Call(call.op, args, call.attrs), rows)
-    return None
-
-
-def _is_row(expr: relax.Expr, rank: int) -> bool:
-    """Tell whether a tensor is the same for all rows of one of `rank` dimensions."""
-    shape = shape_of(expr)
-    return shape is not None and len(shape) <= rank and all(map(is_one, shape[:-1]))
-
-
 def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     x, weight = call.args
     plain = _without_batch(rewriter, weight)
@@ -133,10 +189,10 @@ def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         made = rewriter.builder.normalize(relax.op.matmul(x, plain, call.attrs.out_dtype))
         if same_type(made, call):
             return made
-    source = _regrouped(rewriter, x)
-    if source is None or len(shape_of(weight) or ()) != 2 or len(shape_of(source) or ()) < 2:
+    found = _regrouped(rewriter, x)
+    if found is None or len(shape_of(weight) or ()) != 2 or len(shape_of(found.source) or ()) < 2:
         return None
-    return _shaped_as(rewriter, relax.op.matmul(source, weight, call.attrs.out_dtype), x)
+    return found.back(rewriter, relax.op.matmul(found.source, weight, call.attrs.out_dtype))
 
 
 def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
@@ -162,34 +218,6 @@ def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
     return call.args[0] if len(before) == 2 else _without_batch(rewriter, call.args[0])
 
 
-def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    source = _regrouped(rewriter, call.args[0])
-    rank = len(shape_of(call.args[0]) or ())
-    if source is None or [int(a) % rank for a in call.attrs.axes] != [rank - 1]:
-        return None
-    if len(shape_of(source) or ()) < 2:  # TVM has no kernel that normalises one row
-        return None
-    attrs = {"axes": [-1], "epsilon": call.attrs.epsilon}
-    if is_call(call, "relax.nn.rms_norm"):
-        made = relax.op.nn.rms_norm(source, call.args[1], **attrs)
-    else:
-        more = {"center": bool(call.attrs.center), "scale": bool(call.attrs.scale)}
-        made = relax.op.nn.layer_norm(source, *call.args[1:], **attrs, **more)
-    return _shaped_as(rewriter, made, call.args[0])
-
-
-def _reduction(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Sum up the last axis, which is kept as one of size 1."""
-    source = _regrouped(rewriter, call.args[0])
-    rank = len(shape_of(call.args[0]) or ())
-    if source is None or not call.attrs.keepdims or call.attrs.axis is None:
-        return None
-    if [int(a) % rank for a in call.attrs.axis] != [rank - 1]:
-        return None
-    reduce = getattr(relax.op, call.op.name.removeprefix("relax."))
-    return _shaped_as(rewriter, reduce(source, axis=[-1], keepdims=True), call.args[0])
-
-
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Take rows of a table by indices in their own shape."""
     table, indices = call.args[:2]
@@ -208,13 +236,12 @@ def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
     split = rewriter.call(item.tuple_value, "relax.split")
     if split is None:
         return None
-    x = split.args[0]
-    source, rank = _regrouped(rewriter, x), len(shape_of(x) or ())
-    if source is None or int(split.attrs.axis) % rank != rank - 1:
+    found, rank = _regrouped(rewriter, split.args[0]), len(shape_of(split.args[0]) or ())
+    if found is None or int(split.attrs.axis) % rank != rank - 1:
         return None
-    sections, last = split.attrs.indices_or_sections, len(shape_of(source) or ()) - 1
-    parts = rewriter.emit(relax.op.split(source, sections, last))
-    return _shaped_as(rewriter, relax.TupleGetItem(parts, item.index), x)
+    sections, last = split.attrs.indices_or_sections, len(shape_of(found.source) or ()) - 1
+    parts = rewriter.emit(relax.op.split(found.source, sections, last))
+    return found.back(rewriter, relax.TupleGetItem(parts, item.index))
 
 
 def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -259,15 +286,11 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 RESHAPES: dict[str, Rule] = {
-    **dict.fromkeys(UNARY, _unary),
-    **dict.fromkeys(BINARY, _binary),
-    **dict.fromkeys(REDUCTIONS, _reduction),
+    **rules_behind(_regrouped),
     "relax.reshape": _reshape,
     "relax.broadcast_to": _broadcast,
     "relax.strided_slice": _slice,
     "relax.matmul": _matmul,
-    "relax.nn.rms_norm": _norm,
-    "relax.nn.layer_norm": _norm,
     "relax.take": _take,
     "relax.concat": _concat,
     ITEM: _item,

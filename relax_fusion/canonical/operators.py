@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tvm
@@ -10,7 +11,7 @@ from tvm import ir, relax, tirx
 
 from ..matching.activations import activation
 from ..matching.axes import is_one
-from ..matching.constants import binary, scalar
+from ..matching.constants import binary, scalar, squared
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..tvm_ir import GenericConst, structural_equal
 from ..workload import FLOAT_BYTES
@@ -108,7 +109,9 @@ def _normalised(rewriter: Rewriter, data: relax.Expr, root: relax.Expr) -> relax
     ones, zeros = (_filled(value, int(width), dtype) for value in (1.0, 0.0))
     for mean, added in binary(rewriter, root, "relax.add"):
         eps, square = scalar(rewriter, added), _mean_of(rewriter, mean)
-        if eps is None or square is None or not _is_square(rewriter, square, data):
+        alike = partial(_same, rewriter)
+        base = None if square is None else squared(rewriter, square, alike)
+        if eps is None or base is None or not alike(base, data):
             continue
         attrs, whole = {"axes": [-1], "epsilon": eps}, _centred(rewriter, data)
         if whole is not None:
@@ -133,15 +136,6 @@ def _mean_of(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
         return None
     rank = len(shape_of(mean.args[0]) or ())
     return mean.args[0] if [int(a) % rank for a in mean.attrs.axis] == [rank - 1] else None
-
-
-def _is_square(rewriter: Rewriter, expr: relax.Expr, data: relax.Expr) -> bool:
-    power = rewriter.call(expr, "relax.power")
-    if power is not None:
-        two = scalar(rewriter, power.args[1]) == 2.0
-        return two and _same(rewriter, power.args[0], data)
-    call = rewriter.call(expr, "relax.multiply", "relax.square")
-    return call is not None and all(_same(rewriter, arg, data) for arg in call.args)
 
 
 def _same(rewriter: Rewriter, a: relax.Expr, b: relax.Expr, depth: int = 3) -> bool:

@@ -23,7 +23,7 @@ LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
 """Attributes of functions, as TVM's front ends and passes know them."""
 
 LARGEST = 2**48
-"""No tensor is longer."""
+"""No dimension of a tensor has more elements."""
 
 ITEM = "tuple_get_item"
 """What rules for items of tuples are found under."""

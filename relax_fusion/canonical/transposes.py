@@ -9,9 +9,8 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.axes import is_one
-from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
-from .movements import BINARY, REDUCTIONS, UNARY
+from .movements import rules_behind
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
 
@@ -53,9 +52,16 @@ class Transposed:
         """Whether the last axis stays the last."""
         return self.axes[-1] == len(self.axes) - 1
 
-    def back(self, value: relax.Expr) -> relax.Expr:
+    def back(self, rewriter: Rewriter, value: relax.Expr) -> relax.Expr:
         """Return a value of the layout of `source` in that of the transpose."""
-        return relax.op.permute_dims(value, self.axes)
+        return relax.op.permute_dims(rewriter.emit(value), self.axes)
+
+    def beside(self, rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+        """Return what is transposed alike, or broadcast to the transpose, as it was before."""
+        other = transposed(rewriter, expr)
+        if other is not None and other.axes == self.axes:
+            return other.source
+        return _laid_back(rewriter, expr, self)
 
 
 def transposed(rewriter: Rewriter, expr: relax.Expr) -> Transposed | None:
@@ -76,28 +82,6 @@ def _permute(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if first is None:
         return None
     return relax.op.permute_dims(first.source, [first.axes[a] for a in axes])
-
-
-def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    found = transposed(rewriter, call.args[0])
-    if found is None:
-        return None
-    return found.back(rewriter.emit(relax.Call(call.op, [found.source], call.attrs)))
-
-
-def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    known = [transposed(rewriter, arg) for arg in call.args]
-    whole = [same_shape(shape_of(arg), shape_of(call)) for arg in call.args]  # not broadcast
-    found = next((t for t, is_whole in zip(known, whole, strict=True) if t and is_whole), None)
-    if found is None:
-        return None
-    args = [
-        t.source if t is not None and t.axes == found.axes else _laid_back(rewriter, arg, found)
-        for t, arg in zip(known, call.args, strict=True)
-    ]
-    if any(arg is None for arg in args):
-        return None
-    return found.back(rewriter.emit(relax.Call(call.op, args, call.attrs)))
 
 
 def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: Transposed) -> relax.Expr | None:
@@ -128,19 +112,6 @@ def _without_ones(shape: Sequence[tirx.Expr]) -> list[tirx.Expr]:
     return list(shape[first:])
 
 
-def _last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Compute a norm, or a sum that is kept as an axis of size 1, of the last axis in front."""
-    found, rank = transposed(rewriter, call.args[0]), len(shape_of(call.args[0]) or ())
-    is_norm = is_call(call, "relax.nn.rms_norm", "relax.nn.layer_norm")
-    axes = call.attrs.axes if is_norm else call.attrs.axis
-    if found is None or not found.keeps_last or axes is None:
-        return None
-    if [int(a) % rank for a in axes] != [rank - 1] or not (is_norm or call.attrs.keepdims):
-        return None
-    made = relax.Call(call.op, [found.source, *call.args[1:]], call.attrs)
-    return found.back(rewriter.emit(made))
-
-
 def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     found, rank = transposed(rewriter, call.args[0]), len(shape_of(call) or ())
     if found is None or not rank:
@@ -148,7 +119,7 @@ def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     axes = [found.axes[int(a) % rank] for a in call.args[1].fields]
     inbound = bool(call.attrs.assume_inbound)
     made = relax.op.strided_slice(found.source, axes, *call.args[2:], assume_inbound=inbound)
-    return found.back(rewriter.emit(made))
+    return found.back(rewriter, made)
 
 
 def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -166,7 +137,7 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if any(source is None for source in sources):
         return None
     axis = first.axes[int(call.attrs.axis) % len(first.axes)]
-    return first.back(rewriter.emit(relax.op.concat(sources, axis)))
+    return first.back(rewriter, relax.op.concat(sources, axis))
 
 
 def _spread(rewriter: Rewriter, expr: relax.Expr, found: Transposed) -> relax.Expr | None:
@@ -230,13 +201,11 @@ def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
         return None
     axis = found.axes[int(split.attrs.axis) % len(found.axes)]
     parts = relax.op.split(found.source, split.attrs.indices_or_sections, axis)
-    return found.back(rewriter.emit(relax.TupleGetItem(rewriter.emit(parts), item.index)))
+    return found.back(rewriter, relax.TupleGetItem(rewriter.emit(parts), item.index))
 
 
 TRANSPOSES: dict[str, Rule] = {
-    **dict.fromkeys(UNARY, _unary),
-    **dict.fromkeys(BINARY, _binary),
-    **dict.fromkeys((*REDUCTIONS, "relax.nn.rms_norm", "relax.nn.layer_norm"), _last),
+    **rules_behind(transposed),
     "relax.expand_dims": _expand,
     "relax.permute_dims": _permute,
     "relax.reshape": _reshape,

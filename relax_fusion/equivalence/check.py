@@ -30,7 +30,7 @@ _FAILURES = (
 )
 
 MOST_TRIES = 16
-"""Sets of sizes of the dynamic dimensions that are tried."""
+"""Dynamic dimensions are tried at so many sets of sizes."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from .shrinking import shrunk
 from .sizes import WHOLE, Sizes
 
 TOLERANCE = 1e-9
-"""Of the largest number of a result: float64 loses far less on the way, and no mistake is less."""
+"""Results may differ by so much of their largest number: float64 loses less, a mistake more."""
 
 TOLERANCE_OF_LARGE = 1e-6
-"""The same next to numbers of -6e4 that hide scores, and next to large scores."""
+"""Results may differ by so much next to numbers of -6e4 that hide scores, or large scores."""
 
 _LARGEST, _LARGEST_PRODUCT = 2e5, {"float16": 6e4}
 """What large scores are multiplied by, so that clamps and finite masks are among them, or how large

@@ -24,7 +24,7 @@ LENGTHS = (3, 5, 8, 7, 11, 4, 6, 9)
 """Sizes of dynamic dimensions, no two the same, some odd."""
 
 _NARROW = {"float16": 2051, "bfloat16": 259, "int8": 130, "uint8": 258}
-"""A length at which positions of a dtype are no longer exact."""
+"""A dtype has the positions of so many elements, and not of one more, exactly."""
 
 
 def kinds(region: Region) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from tvm import ir, relax
 
 from ..matching.effects import IN_PLACE, free_vars
+from ..matching.operators import named
 from ..matching.pattern import BlockView, Match, is_call
 from ..matching.roundings import kept_roundings
 from ..tvm_ir import GenericConst, structural_hash
@@ -21,14 +22,11 @@ from .sizes import constants, variables
 
 Bound = tuple[relax.Var, relax.Expr]
 
-_WHOLE = (
-    "relax.reshape",
-    "relax.permute_dims",
-    "relax.expand_dims",
-    "relax.squeeze",
-    "relax.split",
-)
-"""Movements of all elements."""
+BITS = 4
+"""A coarse number has so many bits of mantissa."""
+
+_WHOLE = named("view", "permutation", "split")
+"""Operators that move all elements of a tensor, each once."""
 
 
 @dataclass(frozen=True)
@@ -259,10 +257,6 @@ def _shapes(ty: ir.Type) -> Iterator[Any]:
 
 def _is_table(expr: Any) -> bool:
     return isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)
-
-
-BITS = 4
-"""Of mantissa that a coarse number has."""
 
 
 def coarse(values: Array) -> Array:

@@ -16,19 +16,19 @@ from .region import Region
 from .sizes import WHOLE, Shrink, Sizes
 
 SMALL = 2**14
-"""Elements of the largest tensor up to which nothing is made smaller."""
+"""Nothing is made smaller where the largest tensor has no more elements."""
 
 MOST_ELEMENTS = 2**23
-"""Of one tensor that is computed."""
+"""A tensor that is computed has no more elements."""
 
 MOST_FLOPS = 2**31
-"""Of a matmul that is computed."""
+"""A matmul that is computed takes no more floating-point operations."""
 
 RATIOS = ((64, 64), (32, 32), (16, 16), (32, 8), (16, 4), (64, 8))
 """From which size on sizes are divided, and by how much."""
 
 _LARGE = 4096
-"""A size from which on one that no ratio divides is replaced on its own."""
+"""A size of so many elements or more that no ratio divides is replaced on its own."""
 
 _PRODUCTS = ("relax.matmul", "relax.nn.attention", "relax.nn.attention_bias")
 

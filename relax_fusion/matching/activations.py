@@ -10,10 +10,21 @@ from typing import TypeAlias
 from tvm import relax
 
 from ..workload import ACTIVATIONS
-from .constants import binary, near, scalar
+from .constants import binary, near, scalar, squared
 from .operators import OPERATORS
 from .pattern import Definitions
 from .shapes import dtype_of, same_shape, shape_of
+
+MOST_TERMS = 4
+"""A polynomial has no more terms, and powers below that: those of activations are cubic."""
+
+MOST_DEPTH = 7
+"""A polynomial has no more operators in one another: each may be read twice by the next."""
+
+Terms: TypeAlias = dict[int, float]
+"""Factors by the power that they multiply."""
+
+Found: TypeAlias = tuple[Terms, tuple[relax.Var, ...]]
 
 _ACTIVATION_OPS = {
     f"relax.{name}": found.formula
@@ -52,17 +63,9 @@ def activation(view: Definitions, var: relax.Expr) -> Activated | None:
 
 
 def _squared_relu(view: Definitions, var: relax.Var) -> Activated | None:
-    """Recognise the square of a ReLU: by `square`, as a power or as a product."""
-    power = view.call(var, "relax.power")
-    if power is not None and scalar(view, power.args[1]) != 2.0:
-        return None
-    square = power if power is not None else view.call(var, "relax.square", "relax.multiply")
-    if square is None or (
-        power is None and any(not a.same_as(square.args[0]) for a in square.args)
-    ):
-        return None
-    inner = square.args[0]
-    if view.call(inner, "relax.nn.relu", "relax.maximum") is None:
+    """Recognise the square of a ReLU."""
+    inner = squared(view, var)
+    if inner is None or view.call(inner, "relax.nn.relu", "relax.maximum") is None:
         return None
     found = activation(view, inner)
     if found is None or found.name != "relu":
@@ -139,18 +142,6 @@ def _factors(view: Definitions, var: relax.Expr) -> tuple[list[relax.Expr], tupl
         else:
             factors.append(arg)
     return factors, covers
-
-
-MOST_TERMS = 4
-"""Of a product, and so the highest power but one: the polynomials of activations are cubic."""
-
-MOST_DEPTH = 7
-"""Of operators in one another: each may be read twice by the next."""
-
-Terms: TypeAlias = dict[int, float]
-"""Factors by the power that they multiply."""
-
-Found: TypeAlias = tuple[Terms, tuple[relax.Var, ...]]
 
 
 def polynomial(

@@ -17,7 +17,7 @@ from .pattern import BlockView, KernelArg, Refused, guard
 from .shapes import dtype_of, same_shape, shape_of
 
 LEAST_ELEMENTS = 8
-"""Elements that kernels copy: of an adapter's rank, and of a projection's features."""
+"""Kernels copy so many elements at once: rank and features are multiples of it."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _WITHIN: dict[str, Interval] = {
 _POSITIONS: Interval = (-(2.0**44), 2.0**44)
 """No tensor has more elements."""
 _DEEPEST = 64
-"""Operators behind one another that are followed."""
+"""Intervals are followed through so many operators behind one another."""
 
 
 class Bounds:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from ..tvm_ir import GenericConst
 from ..workload import FLOAT_BYTES
-from .pattern import Definitions
+from .pattern import Definitions, is_call
 from .shapes import dtype_of, same_shape, shape_of
 
 _LEAST, _LARGEST = (float(np.finfo("float32").tiny), float(np.finfo("float32").max))
@@ -27,7 +27,7 @@ def scalar(view: Definitions, expr: relax.Expr) -> float | None:
 
 
 _CONSTANT_DIGITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Relative rounding of a constant; front ends write five digits of the irrational ones."""
+"""A dtype rounds a constant by so much of it; of irrational ones, front ends write five digits."""
 
 
 def near(value: float, wanted: float, dtype: str) -> bool:
@@ -41,6 +41,21 @@ def binary(
     """Return both orders of the operands of a commutative binary call, or nothing."""
     call = view.call(expr, op)
     return ((call.args[0], call.args[1]), (call.args[1], call.args[0])) if call is not None else ()
+
+
+def squared(
+    view: Definitions,
+    expr: relax.Expr,
+    alike: Callable[[relax.Expr, relax.Expr], bool] = lambda a, b: bool(a.same_as(b)),
+) -> relax.Expr | None:
+    """Return what `expr` is the square of: by `square`, a power, or a product of two alike."""
+    call = view.call(expr, "relax.square", "relax.multiply", "relax.power")
+    if call is None:
+        return None
+    base, *other = call.args
+    if is_call(call, "relax.power"):
+        return base if scalar(view, other[0]) == 2.0 else None
+    return base if all(alike(factor, base) for factor in other) else None
 
 
 def scaled(

@@ -30,7 +30,7 @@ ELEMENT_BY_ELEMENT = (
 """Operators each of whose elements is computed by itself."""
 
 SIZE = 1024
-"""What a symbolic size is taken for, to compare bytes."""
+"""A symbolic size is taken for so many elements, to compare bytes."""
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,12 @@ LOGIC: dict[str, Callable[..., Any]] = {
 }
 
 _MOST_ELEMENTS = 1 << 44
-"""More than any tensor has: 16 TiB in the narrowest dtype."""
+"""No tensor has as many elements: they take 16 TiB in the narrowest dtype."""
 _LARGEST_INDEX = 1 << 60
-"""Of numbers beyond it, sums and differences may leave the int64 in which they are simplified."""
+"""Sums of numbers beyond it may leave the int64 in which they are simplified."""
 _INFINITE = ConstIntBound.POS_INF
 _MOST_PARTS = 64
-"""Comparisons and values of one element; choices between choices would double them each time."""
+"""An element is made of no more comparisons and values: choices of choices double them."""
 
 
 class Arithmetic:

@@ -121,7 +121,7 @@ def is_float(dtype: str) -> bool:
 
 
 LARGEST_TABLE = 1 << 24
-"""Elements of the largest constant that is looked into: a mask of 4096 by 4096."""
+"""A constant of more elements is not looked into: a mask of 4096 by 4096 has as many."""
 
 
 @dataclass(frozen=True)

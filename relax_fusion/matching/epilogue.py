@@ -20,12 +20,11 @@ from .roundings import narrows
 from .shapes import as_dim, dtype_of, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1
-"""Of one kernel.  Each repeats what is in front of it up to four times, as one expression: LLVM
-takes minutes for one of another, and TVM refuses some of the conditions that come out."""
-
+"""A kernel takes along so many activations.  Each repeats up to four times what is in front of it:
+LLVM takes minutes for one of another, and TVM refuses some of the conditions that come out."""
 
 MOST_BINDINGS = 9
-"""Of an activation that is written out, along the longest way through it."""
+"""An activation that is written out has at most so many bindings along any way through it."""
 
 
 @dataclass(frozen=True)

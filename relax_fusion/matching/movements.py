@@ -11,7 +11,7 @@ from tvm import relax, tirx
 
 from ..tvm_ir import GenericConst
 from .operators import VIEWS
-from .pattern import BlockView, Definitions, PrimExpr
+from .pattern import BlockView, Definitions, PrimExpr, is_call
 from .shapes import permutation, same_shape, shape_of
 
 
@@ -65,13 +65,10 @@ def moves(view: BlockView, at: Moved, depth: int = 8) -> Iterator[Moved]:
 def moved_by(view: BlockView, at: Moved, user: relax.Var) -> Iterator[Moved]:
     """Yield the tensors that `user` makes of `at` by moving or repeating its elements."""
     at = replace(at, path=(*at.path, user))
-    if (parts := split_parts(view, user)) is not None:
+    if view.call(user, "relax.split") is not None:
         for item in view.uses(user):
-            value = view.defs[item]
-            if isinstance(value, relax.TupleGetItem):
-                path = (*at.path, item)
-                section = (*parts.starts, parts.extent)[value.index : value.index + 2]
-                yield from _section(replace(at, var=item, path=path), parts.axis, section)
+            if (cut := cut_of(view, item)) is not None:
+                yield from _section(replace(at, var=item, path=(*at.path, item)), cut)
         return
     at = replace(at, var=user)
     if isinstance(view.defs[user], relax.Var):  # another name: what made `at` is not done again
@@ -82,23 +79,21 @@ def moved_by(view: BlockView, at: Moved, user: relax.Var) -> Iterator[Moved]:
         yield from _regrouped(at)
     elif (call := view.call(user, "relax.broadcast_to")) is not None:
         yield from _repeated(at, shape_of(call.args[0]) or [])
-    elif (cut := static_index(view, user)) is not None:
-        for one in _section(at, cut.axis, (cut.start, cut.stop)):
-            yield replace(one, axes=(*one.axes[: cut.axis], *one.axes[cut.axis + 1 :]))
-    elif (cut := static_slice(view, user)) is not None:
-        yield from _section(at, cut.axis, (cut.start, cut.stop))
+    elif (cut := cut_of(view, user)) is not None and cut.stride == 1:
+        yield from _section(at, cut)
 
 
-def _section(at: Moved, axis: int, section: Sequence[int]) -> Iterator[Moved]:
+def _section(at: Moved, cut: Cut) -> Iterator[Moved]:
     """Yield `at` as what is left of it by a cut along an axis of features."""
-    held, (start, stop) = at.axes[axis], section
+    axis, start, stop = cut.axis, cut.start, cut.stop
+    held = at.axes[axis]
     if not isinstance(held, tuple) or start >= stop:
         return
     first, *rest = held or (Run(1, 0),)
     inner = math.prod(run.size for run in rest)
     if start % inner == 0 == stop % inner:
         kept = _merged([Run((stop - start) // inner, first.step), *rest])
-        axes = (*at.axes[:axis], kept, *at.axes[axis + 1 :])
+        axes = (*at.axes[:axis], *(() if cut.single else (kept,)), *at.axes[axis + 1 :])
         yield replace(at, axes=axes, start=at.start + start // inner * first.step)
 
 
@@ -166,81 +161,73 @@ def _repeated(at: Moved, before: Sequence[PrimExpr]) -> Iterator[Moved]:
 
 @dataclass(frozen=True)
 class Cut:
-    """Elements `start` to `stop` of an axis of `source` that has `extent` of them."""
+    """Every `stride`-th of the elements `start` to `stop` of an axis of `source`.
+
+    The axis has `extent` elements; of a `single` one, it is not there any more.
+    """
 
     source: relax.Expr
     axis: int
-    rank: int
     extent: int
     start: int
     stop: int
+    stride: int = 1
+    single: bool = False
 
 
-def static_slice(view: Definitions, expr: relax.Expr, stride: int = 1) -> Cut | None:
-    """Read a slice along one static axis, of every `stride`-th element, between static ends."""
-    call = view.call(expr, "relax.strided_slice")
+def cut_of(view: Definitions, expr: relax.Expr) -> Cut | None:
+    """Read a slice, an item of a split or a `take` of one element, along one static axis."""
+    value = view.definition(expr)
+    item = value if isinstance(value, relax.TupleGetItem) else None
+    names = ("relax.strided_slice", "relax.take") if item is None else ("relax.split",)
+    call = view.call(expr if item is None else item.tuple_value, *names)
     shape = shape_of(call.args[0]) if call is not None else None
     if call is None or shape is None:
         return None
-    axes, begin, end = (_ints(a) for a in call.args[1:4])
-    strides = _ints(call.args[4]) if len(call.args) > 4 else [1]
-    if axes is None or begin is None or end is None or strides != [stride]:
+    given = _ints(call.args[1]) if is_call(call, "relax.strided_slice") else [call.attrs.axis]
+    if given is None or len(given) != 1 or given[0] is None:
         return None
-    if not len(axes) == len(begin) == len(end) == 1:
+    axis = int(given[0]) % len(shape)
+    extent = int(shape[axis]) if isinstance(shape[axis], tirx.IntImm) else None
+    if extent is None:
         return None
-    axis = axes[0] % len(shape)
-    if not isinstance(shape[axis], tirx.IntImm):
-        return None
-    extent = int(shape[axis])
-    start, stop = (min(v + extent if v < 0 else v, extent) for v in (begin[0], end[0]))
-    return Cut(call.args[0], axis, len(shape), extent, start, stop)
+    if item is not None:
+        ends = _of_split(call, int(item.index), extent)
+    elif is_call(call, "relax.take"):
+        ends = _of_take(view, call, extent)
+    else:
+        ends = _of_slice(call, extent)
+    single = is_call(call, "relax.take")
+    return None if ends is None else Cut(call.args[0], axis, extent, *ends, single)
 
 
-def static_index(view: Definitions, expr: relax.Expr) -> Cut | None:
-    """Read ``take(x, i)`` with a constant number, by which an axis goes away."""
-    call = view.call(expr, "relax.take")
-    shape = shape_of(call.args[0]) if call is not None else None
-    if call is None or shape is None or call.attrs.axis is None:
-        return None
-    index, axis = view.definition(call.args[1]), int(call.attrs.axis) % len(shape)
-    extent = shape[axis]
-    if not isinstance(extent, tirx.IntImm) or not isinstance(index, GenericConst):
-        return None
-    if shape_of(index) != []:
+def _of_split(call: relax.Call, index: int, extent: int) -> tuple[int, int, int] | None:
+    """Return where an item of a split begins and ends."""
+    sections = call.attrs.indices_or_sections
+    if hasattr(sections, "__len__"):
+        starts = [0, *map(int, sections)]
+    else:
+        starts = [*range(0, extent, -(-extent // int(sections)))] if extent else []
+    return None if index >= len(starts) else (starts[index], [*starts, extent][index + 1], 1)
+
+
+def _of_take(view: Definitions, call: relax.Call, extent: int) -> tuple[int, int, int] | None:
+    """Return the one place that a constant number is."""
+    index = view.definition(call.args[1])
+    if not isinstance(index, GenericConst) or shape_of(index) != []:
         return None
     start = int(index.value.numpy())
-    if not 0 <= start < int(extent):
+    return (start, start + 1, 1) if 0 <= start < extent else None
+
+
+def _of_slice(call: relax.Call, extent: int) -> tuple[int, int, int] | None:
+    """Return where a slice begins and ends, and its stride."""
+    begin, end = (_ints(a) for a in call.args[2:4])
+    strides = _ints(call.args[4]) if len(call.args) > 4 else [1]
+    if begin is None or end is None or strides is None or len(strides) != 1:
         return None
-    return Cut(call.args[0], axis, len(shape), int(extent), start, start + 1)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A split of a static axis of `source`, of `extent` elements, at `starts`."""
-
-    source: relax.Expr
-    axis: int
-    rank: int
-    extent: int
-    starts: tuple[int, ...]
-
-
-def split_parts(view: Definitions, expr: relax.Expr) -> Parts | None:
-    """Read a split along a static axis."""
-    call = view.call(expr, "relax.split")
-    shape = shape_of(call.args[0]) if call is not None else None
-    if call is None or shape is None:
-        return None
-    axis = int(call.attrs.axis) % len(shape)
-    if not isinstance(shape[axis], tirx.IntImm):
-        return None
-    extent, sections = int(shape[axis]), call.attrs.indices_or_sections
-    if hasattr(sections, "__len__"):
-        starts = (0, *(int(s) for s in sections))
-    else:
-        step = -(-extent // int(sections))
-        starts = tuple(range(0, extent, step))
-    return Parts(call.args[0], axis, len(shape), extent, starts)
+    start, stop = (min(v + extent if v < 0 else v, extent) for v in (begin[0], end[0]))
+    return start, stop, strides[0]
 
 
 def _ints(expr: relax.Expr) -> list[int] | None:

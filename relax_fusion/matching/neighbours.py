@@ -19,7 +19,7 @@ GIVEN = ("a parameter", "a constant")
 """What is made by nothing."""
 
 _MOST_STEPS = 12
-"""Between scores and their softmax, or that and the values."""
+"""From scores to their softmax, or from that to values, so many bindings are followed."""
 
 _COMBINED = (*named("arithmetic", "join"), "relax.negative", "relax.clip")
 

@@ -9,7 +9,7 @@ from tvm import relax
 
 from ..errors import Reason
 from ..workload import Norm
-from .constants import binary, scalar
+from .constants import binary, scalar, squared
 from .pattern import BlockView, guard
 from .shapes import dtype_of, known_shape, same_shape, shape_of
 
@@ -188,17 +188,8 @@ def _inverse_rms(
             continue
         rank = len(known_shape(source, "the normalised tensor"))
         axes = [int(a) % rank for a in mean.attrs.axis] if mean.attrs.axis is not None else []
-        square = mean.args[0]
-        power = view.call(square, "relax.power")
-        times = view.call(square, "relax.multiply")
-        is_square = (
-            power is not None
-            and power.args[0].same_as(source)
-            and scalar(view, power.args[1]) == 2.0
-        ) or (times is not None and all(a.same_as(source) for a in times.args))
-        squared = view.call(square, "relax.square")
-        is_square = is_square or (squared is not None and squared.args[0].same_as(source))
-        if is_square:
+        base = squared(view, mean.args[0])
+        if base is not None and base.same_as(source):
             guard(axes == [rank - 1], Reason.AXIS, f"the mean is over axes {axes}, not the last")
-            return eps, (square, mean_var, rsqrt.args[0], inverse)
+            return eps, (mean.args[0], mean_var, rsqrt.args[0], inverse)
     return None

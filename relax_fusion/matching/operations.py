@@ -16,7 +16,7 @@ from .activations import activation
 from .constants import binary, scalar
 from .expressions import found_in
 from .linear import linear
-from .movements import static_slice
+from .movements import cut_of
 from .norms import normalisation
 from .operators import OPERATORS, named
 from .pattern import BlockView, Refused, is_call
@@ -45,7 +45,7 @@ _BOUNDS = tuple(f"relax.{name}" for name in ("add", "maximum", "clip", "multiply
 _ROOTS = ("relax.sqrt", "relax.rsqrt", "relax.power")
 _JOINS = ("relax.concat", "relax.stack")
 _MOST_STEPS = 16
-"""How far a rotation's moves are followed."""
+"""The moves of a rotation are followed over so many bindings."""
 
 
 @dataclass(frozen=True)
@@ -233,11 +233,8 @@ def _elements(view: BlockView, expr: relax.Expr) -> Hashable:
         call := view.call(expr, "relax.reshape", "relax.expand_dims", "relax.astype")
     ) is not None:
         expr = call.args[0]
-    value = view.definition(expr)
-    if isinstance(value, relax.TupleGetItem):
-        return value.tuple_value, int(value.index)
-    cut = static_slice(view, expr)
-    return expr if cut is None else (cut.source, cut.axis, cut.start, cut.stop)
+    cut = cut_of(view, expr)
+    return expr if cut is None else (cut.source, cut.axis, cut.start, cut.stop, cut.stride)
 
 
 def _activation(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:

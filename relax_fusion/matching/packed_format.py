@@ -22,7 +22,7 @@ from .packed_formula import Field, Formula, formula_of
 from .stages import Stage, read_stages
 
 MOST_POSITIONS = 256
-"""In a word, or in a word and one of zeros that follows the other dimension: all are compared."""
+"""So many positions in a word, or in a word and one of zeros beside it, are compared, not more."""
 
 TURNS = (1, 2, 4)
 """Orders of the fields in a word that are looked for (see `Packed`)."""
@@ -41,7 +41,7 @@ class Decoding:
 
 
 MOST_LOADS = 32
-"""Of a formula that decodes an element: sums of sums would double with each step."""
+"""A formula that decodes an element has no more loads: sums of sums double with each step."""
 
 
 @lru_cache(maxsize=256)

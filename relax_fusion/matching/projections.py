@@ -11,11 +11,12 @@ from ..errors import Reason
 from ..workload import INTEGER_DTYPES, Norm, NormMatmul, operand_names
 from ..workload.dtypes import step_dtype
 from .constants import binary
-from .epilogue import FusedProjection, named
+from .epilogue import FusedProjection, epilogue, named
 from .linear import Linear, linear
 from .movements import keeps_features
 from .norms import Normed
 from .pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
+from .rope import with_rope
 from .shapes import (
     as_dim,
     check_dtype,
@@ -149,6 +150,21 @@ def _linear_of(view: BlockView, user: relax.Var, var: relax.Var) -> list[Linear]
         return []
     lin = linear(view, user)
     return [lin] if lin is not None and lin.x.same_as(var) else []
+
+
+def fused_projections(
+    view: BlockView, linears: Sequence[Linear], made: set[relax.Var], bounds: Mapping[str, int]
+) -> list[FusedProjection]:
+    """Return projections with the steps after each that one kernel of all of them takes along.
+
+    Nothing of it reads what the kernel makes: what is `made` in front, and other projections.
+    """
+    results, chains = {lin.var for lin in linears}, list[FusedProjection]()
+    for lin in linears:
+        forbidden = (made | results - {lin.var}).union(*(c.covers for c in chains))
+        chain = epilogue(view, lin, forbidden)
+        chains.append(with_rope(view, chain, forbidden, bounds))
+    return chains
 
 
 def made_by(view: BlockView, normed: Normed) -> set[relax.Var]:

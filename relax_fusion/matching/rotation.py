@@ -9,7 +9,7 @@ from typing import Literal
 from tvm import relax
 
 from .constants import binary, scalar
-from .movements import split_parts, static_index, static_slice
+from .movements import cut_of
 from .operators import VIEWS
 from .pattern import BlockView, Definitions, PrimExpr, is_call
 from .shapes import same_shape, shape_of
@@ -17,10 +17,10 @@ from .shapes import same_shape, shape_of
 Pairing = Literal["halves", "neighbours"]
 
 MOST_STEPS = 8
-"""Bindings from the source of a rotation to its end, along any way."""
+"""A rotation has at most so many bindings from its source to its end, along any way."""
 
 MOST_READERS = 48
-"""Bindings that are looked at on the way."""
+"""A search for the end of a rotation stops after so many bindings."""
 
 
 @dataclass(frozen=True)
@@ -226,23 +226,14 @@ def _parts(view: Definitions, expr: relax.Expr) -> list[_Part]:
     shape = shape_of(expr)
     while (call := view.call(expr, "relax.reshape", "relax.squeeze")) is not None:
         expr, covers = call.args[0], (call.args[0], *covers)
-    value = view.definition(expr)
-    found = []
+    cut = cut_of(view, expr)
+    if cut is None:
+        return []
+    value, found = view.definition(expr), list[_Part]()
     if isinstance(value, relax.TupleGetItem):
-        parts = split_parts(view, value.tuple_value)
-        if parts is None:
-            return []
-        start, stop = (*parts.starts, parts.extent)[value.index : value.index + 2]
-        source, axis, extent, step = parts.source, parts.axis, parts.extent, 1
         covers = (value.tuple_value, *covers)
-    else:
-        for step in (1, 2):
-            cut = static_slice(view, expr, step) or static_index(view, expr)
-            if cut is not None:
-                break
-        else:
-            return []
-        source, axis, extent, start, stop = cut.source, cut.axis, cut.extent, cut.start, cut.stop
+    source, axis, extent, step = cut.source, cut.axis, cut.extent, cut.stride
+    start, stop = cut.start, cut.stop
     whole = shape_of(source)
     if not whole or extent % 2:
         return []

@@ -6,12 +6,11 @@ import tvm
 from tvm import relax
 
 from ..errors import Reason
-from ..matching.epilogue import FusedProjection, epilogue
+from ..matching.epilogue import FusedProjection
 from ..matching.linear import linear
 from ..matching.operations import KINDS, MOVES
 from ..matching.pattern import BlockView, Match, guard
-from ..matching.projections import norm_matmul, plain_prologue
-from ..matching.rope import with_rope
+from ..matching.projections import fused_projections, norm_matmul, plain_prologue
 from ..matching.shapes import dtype_of
 from ..workload import INTEGER_DTYPES
 from .driver import FusingPass
@@ -51,7 +50,7 @@ class FuseMatmulEpilogue(FusingPass):
         lin = linear(view, var)
         if lin is None:
             return None
-        chain = with_rope(view, epilogue(view, lin, set()), set(), self.options.bounds)
+        (chain,) = fused_projections(view, [lin], set(), self.options.bounds)
         integers = self.options.backend != "tir"
         if integers and dtype_of(lin.x) in INTEGER_DTYPES:
             _check_integers(view, chain)

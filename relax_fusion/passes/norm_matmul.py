@@ -6,11 +6,15 @@ import tvm
 from tvm import relax
 
 from ..errors import Reason
-from ..matching.epilogue import FusedProjection, epilogue
 from ..matching.norms import is_rounded_norm, normalisation
 from ..matching.pattern import BlockView, Match, Refused
-from ..matching.projections import made_by, norm_matmul, norm_prologue, readers_of
-from ..matching.rope import with_rope
+from ..matching.projections import (
+    fused_projections,
+    made_by,
+    norm_matmul,
+    norm_prologue,
+    readers_of,
+)
 from ..matching.shapes import dtype_of
 from .driver import FusingPass
 
@@ -73,12 +77,6 @@ class FuseRMSNormMatmul(FusingPass):
             raise Refused(Reason.DTYPE, f"{detail}; a kernel has rows and weights of one dtype")
         if normed is None or not linears:
             return None
-        chains: list[FusedProjection] = []
-        inside = made_by(view, normed)
-        for lin in linears:
-            forbidden = inside | {c.out for c in chains}
-            chain = epilogue(view, lin, forbidden)
-            chains.append(with_rope(view, chain, forbidden, self.options.bounds))
-            inside |= set(chains[-1].covers)
+        chains = fused_projections(view, linears, made_by(view, normed), self.options.bounds)
         before = norm_prologue(view, normed, {v for lin in linears for v in lin.covers})
         return norm_matmul(view, before, chains, self.options.bounds)

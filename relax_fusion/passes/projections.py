@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import tvm
 from tvm import relax
 
-from ..matching.epilogue import FusedProjection, epilogue
 from ..matching.linear import Linear, linear
 from ..matching.pattern import BlockView, Match, is_call
-from ..matching.projections import norm_matmul, plain_prologue, readers_of
-from ..matching.rope import with_rope
+from ..matching.projections import fused_projections, norm_matmul, plain_prologue, readers_of
 from .driver import FusingPass
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.nn.attention")
@@ -51,12 +49,7 @@ class FuseProjections(FusingPass):
         together = [first, *_others(view, first)]
         if len(together) == 1:
             return None
-        results = {lin.var for lin in together}
-        chains: list[FusedProjection] = []
-        for lin in together:
-            forbidden = (results - {lin.var}).union(*(c.covers for c in chains))
-            chain = epilogue(view, lin, forbidden)
-            chains.append(with_rope(view, chain, forbidden, self.options.bounds))
+        chains = fused_projections(view, together, set(), self.options.bounds)
         alike = [c for c in chains if c.out_dtype == chains[0].out_dtype]
         if len(alike) == 1:
             return None

@@ -27,7 +27,7 @@ from .scores import Addend, Clamp, Condition, Most, Shift, Step
 LARGEST_SCORE = 1e29
 """Scores, biases of tables, ALiBi and sinks are within it where nothing narrower is proved."""
 _UNDERFLOW = 104.0
-"""The exponential of its negative is zero in float32."""
+"""The exponential of a score so far below the largest is zero in float32."""
 
 Reading = list[tuple[Step, Parts]]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax, tirx
+from tvm import tirx
 
 from ...workload import Heads
 from ..axes import Atom, Placed, size_of
-from ..movements import Cut, split_parts, static_index, static_slice
+from ..movements import Cut, cut_of
 from ..pattern import BlockView, PrimExpr
 from ..shapes import same_shape
 
@@ -35,12 +35,11 @@ def uncut(
     view: BlockView, at: Placed, kept: tuple[Kept, ...]
 ) -> tuple[Placed, tuple[Kept, ...]] | None:
     """Return the tensor of which `at` is a static part, and what was kept of its atoms."""
-    indexed = static_index(view, at.expr)
-    if indexed is not None:  # the axis is not there any more
-        at = replace(at, axes=(*at.axes[: indexed.axis], (), *at.axes[indexed.axis :]))
-    cut = indexed or _section(view, at.expr)
-    if cut is None or not 0 <= cut.start < cut.stop <= cut.extent:
+    cut = cut_of(view, at.expr)
+    if cut is None or cut.stride != 1 or not 0 <= cut.start < cut.stop <= cut.extent:
         return None
+    if cut.single:  # the axis is not there any more
+        at = replace(at, axes=(*at.axes[: cut.axis], (), *at.axes[cut.axis :]))
     atoms, kept = _longer(at.axes[cut.axis], cut, kept)
     if atoms is None:
         return None
@@ -69,18 +68,6 @@ def _longer(
         *others,
         replace(before, atom=whole, start=before.start + cut.start // inner),
     )
-
-
-def _section(view: BlockView, expr: relax.Expr) -> Cut | None:
-    """Read a slice, or an item of a split, along one static axis."""
-    value = view.definition(expr)
-    if not isinstance(value, relax.TupleGetItem):
-        return static_slice(view, expr)
-    parts = split_parts(view, value.tuple_value)
-    if parts is None or value.index >= len(parts.starts):
-        return None
-    start, stop = (*parts.starts, parts.extent)[value.index : value.index + 2]
-    return Cut(parts.source, parts.axis, parts.rank, parts.extent, start, stop)
 
 
 def heads_left(

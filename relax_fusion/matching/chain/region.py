@@ -18,10 +18,10 @@ from .operators import OPERATORS, REDUCING
 from .writer import ChainWriter, Written
 
 MOST_CONTRACTIONS = 3
-"""Of a region.  More have more loops than the tiling engine orders."""
+"""A region has no more matmuls: more have more loops than the tiling engine orders."""
 
 MOST_CALLS = 48
-"""Of a region."""
+"""A region has no more calls."""
 
 PRODUCT = "relax.matmul"
 
