@@ -8,10 +8,9 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from ..matching.axes import is_one
 from ..matching.operators import MOVEMENTS, named
 from ..matching.pattern import is_call
-from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
 from ..tvm_ir import GenericConst
 from .rewriter import Rewriter, Rule, canonicalise
 

@@ -15,10 +15,9 @@ from typing import Protocol, TypeAlias
 import tvm
 from tvm import ir, relax, tirx
 
-from ..matching.axes import is_one
 from ..matching.operators import named
 from ..matching.pattern import is_call
-from ..matching.shapes import permutation, same_shape, shape_of
+from ..matching.shapes import is_one, permutation, same_shape, shape_of
 from ..tvm_ir import structural_equal
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 

@@ -10,9 +10,8 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.activations import activation
-from ..matching.axes import is_one
 from ..matching.constants import binary, scalar, squared
-from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
 from ..tvm_ir import GenericConst, structural_equal
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type

@@ -9,11 +9,10 @@ from functools import partial
 import tvm
 from tvm import ir, relax, te, tirx
 
-from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.operations import ROTATED
 from ..matching.rotation import rotation_at
-from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax, tirx
 
-from ..matching.axes import is_one
-from ..matching.shapes import permutation, same_shape, shape_of
+from ..matching.shapes import is_one, permutation, same_shape, shape_of
 from .movements import rules_behind
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from ..tvm_ir import Analyzer
 from .operators import VIEWS
 from .pattern import BlockView, PrimExpr
-from .shapes import permutation, product, same_shape, shape_of
+from .shapes import is_one, permutation, product, same_shape, shape_of
 
 _ANALYZER = Analyzer()
 
@@ -68,11 +68,6 @@ def placed(expr: relax.Expr, shape: Sequence[PrimExpr | int]) -> Placed:
     """Return a tensor of `shape` with one atom for each axis."""
     axes = tuple(() if is_one(d) else (Atom(d),) for d in shape)
     return Placed(expr, axes, tuple(a for axis in axes for a in axis))
-
-
-def is_one(size: PrimExpr | int) -> bool:
-    """Tell whether a size is 1."""
-    return same_shape((size,), (1,))
 
 
 def size_of(atoms: Iterable[Atom]) -> PrimExpr | int:

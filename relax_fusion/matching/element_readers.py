@@ -19,7 +19,7 @@ from .element_values import (
     truth,
 )
 from .pattern import PrimExpr
-from .shapes import dtype_of, permutation, same_shape, shape_of
+from .shapes import dtype_of, is_one, permutation, same_shape, shape_of
 
 if TYPE_CHECKING:
     from .elements import Elements
@@ -74,12 +74,12 @@ def _zeros(_: Elements, call: relax.Call, index: Index) -> Element:
 def _view(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Read through a change of shape that only adds or drops axes of size 1."""
     source, result = elements.shape(call.args[0]), elements.shape(call)
-    kept = [i for i, d in zip(index, result, strict=True) if not same_shape((d,), (1,))]
-    sizes = [d for d in source if not same_shape((d,), (1,))]
-    if not same_shape(sizes, [d for d in result if not same_shape((d,), (1,))]):
+    kept = [i for i, d in zip(index, result, strict=True) if not is_one(d)]
+    sizes = [d for d in source if not is_one(d)]
+    if not same_shape(sizes, [d for d in result if not is_one(d)]):
         raise Unknown
     rest = iter(kept)
-    one = (same_shape((d,), (1,)) for d in source)
+    one = (is_one(d) for d in source)
     return elements.read(call.args[0], tuple(integer(0) if o else next(rest) for o in one))
 
 
@@ -96,7 +96,7 @@ def _strided_slice(elements: Elements, call: relax.Call, index: Index) -> Elemen
     for axis, first, step in zip(axes, begin, steps, strict=True):
         at = int(axis) % len(shape)
         extent = shape[at]
-        if not same_shape((step,), (1,)):
+        if not is_one(step):
             raise Unknown
         if isinstance(first, tirx.IntImm) and int(first) < 0:
             first = extent + first

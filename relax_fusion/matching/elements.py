@@ -23,7 +23,7 @@ from .element_values import (
     table_element,
 )
 from .pattern import BlockView, PrimExpr
-from .shapes import dtype_of, same_shape, shape_of
+from .shapes import dtype_of, is_one, same_shape, shape_of
 
 _FIRST = integer(0)
 
@@ -97,7 +97,7 @@ class Elements(Arithmetic):
             for axis, size in enumerate(own, len(result) - len(own)):
                 if same_shape((result[axis],), (1,)):
                     result[axis] = size
-                elif not same_shape((size,), (1,)) and not same_shape((size,), (result[axis],)):
+                elif not is_one(size) and not same_shape((size,), (result[axis],)):
                     raise Unknown
         return result
 
@@ -139,4 +139,4 @@ class Elements(Arithmetic):
         if len(shape) > len(index):
             raise Unknown
         own = zip(index[len(index) - len(shape) :], shape, strict=True)
-        return self.read(expr, tuple(_FIRST if same_shape((d,), (1,)) else i for i, d in own))
+        return self.read(expr, tuple(_FIRST if is_one(d) else i for i, d in own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax, tirx
+from tvm import relax
 
 from ..errors import Decline
 from ..workload import ACTIVATIONS, Projection, Step
@@ -17,7 +17,7 @@ from .linear import Linear
 from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
 from .roundings import narrows
-from .shapes import as_dim, dtype_of, same_shape, shape_of
+from .shapes import as_dim, dtype_of, is_one, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1
 """A kernel takes along so many activations.  Each repeats up to four times what is in front of it:
@@ -188,7 +188,7 @@ def _combined(
     shape, other_shape = shape_of(chain.out), shape_of(other)
     if shape is None or other_shape is None or not same_shape(shape_of(user), shape):
         return None
-    ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
+    ones = all(map(is_one, other_shape[:-1]))
     if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
         return _longer(chain, user, "residual", KernelArg(other)) if operator == "add" else None
     if not (other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones):

@@ -13,7 +13,7 @@ from ..workload import Dim, Operand, Packed
 from .dequantized import Group, dequantized, group_of
 from .packed_format import Decoding, packed_format
 from .pattern import BlockView, KernelArg, PrimExpr
-from .shapes import as_dim, dtype_of, same_shape, shape_of
+from .shapes import as_dim, dtype_of, is_one, same_shape, shape_of
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,6 @@ def _operands(
 def _fits(expr: relax.Expr, operand: Operand, wanted: Sequence[PrimExpr | int]) -> bool:
     """Tell whether a tensor has a dtype and a shape, but for dimensions of 1."""
     shape = shape_of(expr)
-    several = None if shape is None else [d for d in shape if not _is_one(d)]
-    same = same_shape(several, [d for d in wanted if not _is_one(d)])
+    several = None if shape is None else [d for d in shape if not is_one(d)]
+    same = same_shape(several, [d for d in wanted if not is_one(d)])
     return same and dtype_of(expr) == operand.dtype
-
-
-def _is_one(size: PrimExpr | int) -> bool:
-    return isinstance(size, int | tirx.IntImm) and int(size) == 1

@@ -22,7 +22,7 @@ from .pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from .rotated_results import RotatedPart, after_the_kernel
 from .rotation import Rotation, rotation_of
 from .roundings import refuse_kept_roundings
-from .shapes import as_dim, check_dtype, dtype_of, product, same_shape, shape_of
+from .shapes import as_dim, check_dtype, dtype_of, is_one, product, same_shape, shape_of, shape_text
 
 
 def with_rope(
@@ -171,7 +171,9 @@ def _angles(
     dtype = check_dtype(next(iter(dtypes)), "the angles")
     end = shape_of(rotation.end)
     guard(
-        same_shape(end, shape), Reason.SHAPE, f"{_shape(shape)} is rotated to {_shape(end or [])}"
+        same_shape(end, shape),
+        Reason.SHAPE,
+        f"{shape_text(shape)} is rotated to {shape_text(end or [])}",
     )
     same = dtype_of(rotation.end) == dtype_of(moved.var)
     detail = f"{rotation.end.name} is {dtype_of(rotation.end)}, the matmul {dtype_of(moved.var)}"
@@ -230,11 +232,11 @@ def _positions(moved: Moved, angles: relax.Expr, columns: int) -> PrimExpr | int
     rows: list[tuple[int, PrimExpr | int, bool]] = []
     for kind, size, of in list(zip(moved.axes, full, moved.shape, strict=True))[:-1]:
         if isinstance(kind, tuple):
-            one = same_shape((size,), (1,))
+            one = is_one(size)
             guard(one, Reason.LAYOUT, f"the angles differ between {_text(size)} heads")
-        elif not same_shape((of,), (1,)):
+        elif not is_one(of):
             fits = same_shape((size,), (of,))
-            one = same_shape((size,), (1,))
+            one = is_one(size)
             guard(fits or one, Reason.SHAPE, f"angles of {_text(size)} rows for {_text(of)}")
             rows.append((kind, size, fits))
     own = [(kind, size) for kind, size, fits in rows if fits]
@@ -243,10 +245,6 @@ def _positions(moved: Moved, angles: relax.Expr, columns: int) -> PrimExpr | int
     later = [kind for kind, _, fits in rows if not fits and kinds and kind > kinds[0]]
     guard(not later, Reason.LAYOUT, "the angles are the same along a later dimension of the rows")
     return product([size for _, size in own])
-
-
-def _shape(dims: list[PrimExpr]) -> str:
-    return f"[{', '.join(map(_text, dims))}]"
 
 
 def _text(dim: PrimExpr | int) -> str:

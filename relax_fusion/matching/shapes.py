@@ -72,6 +72,11 @@ def _same_dim(a: PrimExpr | int, b: PrimExpr | int) -> bool:
     return bool(_ANALYZER.can_prove_equal(a, b))
 
 
+def is_one(size: PrimExpr | int) -> bool:
+    """Tell whether a size is 1."""
+    return same_shape((size,), (1,))
+
+
 def shape_text(shape: Shape) -> str:
     """Return a shape as a reader writes it."""
     sizes = (int(d) if isinstance(d, tirx.IntImm) else d for d in shape)

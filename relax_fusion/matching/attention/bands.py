@@ -11,7 +11,7 @@ from ...tvm_ir import Analyzer, ConstIntBound, detect_linear_equation
 from ...workload import Causal
 from ..element_values import integer
 from ..pattern import PrimExpr
-from ..shapes import same_shape
+from ..shapes import is_one, same_shape
 
 _ANALYZER = Analyzer()
 
@@ -123,7 +123,7 @@ def sight_of(band: Band, q_len: PrimExpr | int, kv_len: PrimExpr | int) -> Sight
     causal: Causal = "none"
     offset: PrimExpr | int = 0
     ends = band.upto is not None and not _ANALYZER.can_prove(band.upto >= kv_len - 1)
-    if not ends and band.above is not None and same_shape((q_len,), (1,)):
+    if not ends and band.above is not None and is_one(q_len):
         causal, offset = "bottom_right", corner  # the one query is the last, which sees all keys
     elif ends:
         if same_shape((band.upto,), (0,)):

@@ -8,12 +8,12 @@ from tvm import relax
 
 from ...errors import Reason
 from ...workload import FLOAT_BYTES
-from ..axes import is_one, is_plain_copy
+from ..axes import is_plain_copy
 from ..elements import Elements
 from ..movements import prefix_slice
 from ..operators import VIEWS
 from ..pattern import BlockView, guard, is_call
-from ..shapes import dtype_of, same_shape, shape_of, shape_text
+from ..shapes import dtype_of, is_one, same_shape, shape_of, shape_text
 from .scores import Scores
 
 

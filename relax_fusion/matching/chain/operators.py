@@ -16,7 +16,7 @@ from ..dequantized import refuse_dequantized
 from ..operators import OPERATORS as _KNOWN
 from ..operators import VIEWS
 from ..pattern import guard
-from ..shapes import known_shape, permutation, same_shape, shape_text
+from ..shapes import is_one, known_shape, permutation, same_shape, shape_text
 from .graph import Dims, Formula
 from .writer import ChainWriter
 
@@ -145,7 +145,7 @@ def _broadcast(writer: ChainWriter, call: relax.Call) -> Formula:
     x, shape = writer.of(call.args[0]), known_shape(call, "a result")
     dims: Dims = ((),) * (len(shape) - len(x.dims)) + x.dims
     wide = tuple(
-        dim or (() if same_shape((size,), (1,)) else (writer.axis(size),))
+        dim or (() if is_one(size) else (writer.axis(size),))
         for dim, size in zip(dims, shape, strict=True)
     )
     return replace(x, dims=wide)

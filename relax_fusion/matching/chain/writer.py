@@ -20,7 +20,7 @@ from ..pattern import (
     Shape,
     guard,
 )
-from ..shapes import dtype_of, known_shape, product, same_shape, static
+from ..shapes import dtype_of, is_one, known_shape, product, same_shape, static
 from .graph import Formula, Operand, Statement, as_graph, flat, moved
 
 
@@ -94,7 +94,7 @@ class ChainWriter:
         allowed = {*DTYPE_BYTES} - {"float64"}
         guard(dtype in allowed, Reason.DTYPE, f"an operand is {dtype}; needs {', '.join(allowed)}")
         guard(not any(same_shape((d,), (0,)) for d in shape), Reason.SHAPE, "an operand is empty")
-        dims = tuple(() if same_shape((d,), (1,)) else (self.axis(d),) for d in shape)
+        dims = tuple(() if is_one(d) else (self.axis(d),) for d in shape)
         letter = "w" if expr in self.weights else "x"
         name = f"{letter}{sum(n[0] == letter for n in self.operands)}"
         axes = flat(dims)
