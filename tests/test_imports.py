@@ -31,10 +31,10 @@ SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
 ESTIMATOR = ROOT / "estimator"
 USES = {
-    ESTIMATOR / "arrays.py": {"numpy"},
+    ESTIMATOR / "prediction.py": {"numpy"},
     ESTIMATOR / "search.py": {"numpy"},
     ESTIMATOR / "gpu_cost.py": {"numpy"},
-    ESTIMATOR / "families" / "tiled.py": {"numpy"},
+    ESTIMATOR / "families" / "matmuls.py": {"numpy"},
     ROOT / "workload" / "reference.py": {"numpy"},
     ROOT / "workload" / "unpacked.py": {"numpy"},
     ROOT / "hardware" / "target.py": {"tvm"},

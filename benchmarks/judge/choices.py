@@ -22,8 +22,9 @@ from benchmarks.suite import Suite, done
 from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.models import MODELS
 from relax_fusion.errors import Decline
-from relax_fusion.estimator import choose
-from relax_fusion.estimator.registry import ON_CHANGE, candidates
+from relax_fusion.estimator import Problem, choose
+from relax_fusion.estimator.ranges import Range
+from relax_fusion.estimator.registry import ON_CHANGE, options
 from relax_fusion.estimator.search import asked_in, price
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import DynamicDim
@@ -82,12 +83,12 @@ class JudgeChoices(Suite):
         spent = time.process_time() - start
         if isinstance(choice, Decline):
             raise ValueError(f"{choice.reason}: {choice.detail}")
-        found = list(candidates(work, self.device))
-        (priced,) = price(work, self.device, [(found, self.sizes)])
-        place = {plan: i for i, plan in enumerate(found)}
+        found = list(options(Problem(work, self.device)))
+        (priced,) = price([(found, self.sizes)])
+        place = {option.plan: i for i, option in enumerate(found)}
         own = [place[choice.plans.plan_for(rows=size)] for size in self.sizes]
-        offered = [asked_in(found, work, self.device, [[n]], n) for n in self.sizes]
-        best = [float(each.seconds.min()) for each in price(work, self.device, offered)]
+        offered = [asked_in(found, Range.of(n)) for n in self.sizes]
+        best = [float(each.seconds.min()) for each in price(offered)]
         loss = priced.seconds[np.arange(len(own)), own] / best - 1
         return {
             "ms": 1e3 * spent,

@@ -178,22 +178,24 @@ def alone() -> Iterator[None]:
 
 def best_plans(work: Any, rows: Sequence[int], dev: Any) -> dict[int, dict[str, tuple[Any, float]]]:
     """Return for each number of rows the best plan of every family, and its price in us."""
-    from relax_fusion.estimator.registry import candidates, family_of
+    from relax_fusion.estimator import Problem
+    from relax_fusion.estimator.registry import options
 
-    kinds = defaultdict(list)
-    every = dict.fromkeys((*candidates(work, dev), *candidates(work, dev, "tir")))
-    for plan in every:
-        kinds[family_of(plan), plan.family].append(plan)
+    kinds, problem = defaultdict(list), Problem(work, dev)
+    every = {o.plan: o for backend in ("auto", "tir") for o in options(problem, backend)}
+    for option in every.values():
+        kinds[option.family, option.plan.family].append(option)
     found: dict[int, dict[str, tuple[Any, float]]] = {r: {} for r in rows}
-    for (family, kind), plans in kinds.items():
-        asked = np.ones((len(rows), len(plans)), bool)
-        seconds = np.asarray(family.seconds(plans, work, dev, rows, asked), float)
+    for (family, kind), some in kinds.items():
+        asked = np.ones((len(rows), len(some)), bool)
+        prices = [option.price for option in some]
+        seconds = np.asarray(prices[0].seconds(prices, rows, asked), float)
         seconds = np.where(seconds > 0, seconds, np.inf)
         for r, prices in zip(rows, seconds, strict=True):
             at = int(np.argmin(prices))
             if np.isfinite(prices[at]):
                 name = f"{type(family).__name__} {kind or ''}".strip()
-                found[r][name] = plans[at], 1e6 * float(prices[at])
+                found[r][name] = some[at].plan, 1e6 * float(prices[at])
     for r, best in found.items():
         limit = HOPELESS * min((us for _, us in best.values()), default=0.0)
         found[r] = {name: (plan, us) for name, (plan, us) in best.items() if us <= limit}

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from benchmarks.report import plan_words
 from benchmarks.runner import read
-from relax_fusion.estimator import Choice, candidates, choose, predict, registry
+from relax_fusion.estimator import Choice, Problem, candidates, choose, predict, registry
 from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
-from relax_fusion.estimator.registry import FAMILIES, fitting
+from relax_fusion.estimator.registry import FAMILIES, option_of
 from relax_fusion.estimator.shape import Size
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
@@ -97,7 +97,7 @@ class Group:
 
 def from_json(stored: dict[str, Any], subject_of: Callable[[dict[str, Any]], Subject]) -> Group:
     """Read `Group.to_json`, without plans of kernels that are no longer there."""
-    names = {name for family in FAMILIES if family.kind == "gpu" for name in family.names}
+    names = {name for family in FAMILIES for name in family.names}
     plans = {words: ms for words, ms in stored["plans"].items() if words.split()[0] in names}
     return Group(
         subject_of(stored),
@@ -219,7 +219,8 @@ def judge(group: Group, dev: DeviceSpec) -> Judgement:
     """Compare the model of now with the timings of a group, which must have some."""
     said, subject = ask(group.subject, dev), group.subject
     works = [subject.work(symbolic=symbolic) for symbolic in (False, True)]
-    plans = [fitting(plan, works[0], dev) for plan in group.plans]
+    problem = Problem(works[0], dev)
+    plans = [option_of(plan, problem).plan for plan in group.plans]
     predicted = [1e3 * predict(works[0], p, dev, subject.size).seconds for p in plans]
     best = min(range(len(predicted)), key=group.ms.__getitem__)
     known = {p for w in works for p in candidates(w, dev, BACKEND)}

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.judge.recorded import Recorded, h200, records
-from relax_fusion.estimator.arrays import stacked
-from relax_fusion.estimator.families.tiled import TiledMatmul, launch_of, launches
-from relax_fusion.estimator.gpu_cost import Launch, Rates, price
+from relax_fusion.estimator import Problem
+from relax_fusion.estimator.families.matmuls import TilePrice, launch_of, launches
+from relax_fusion.estimator.gpu_cost import Launch, Rates, price, stacked
 from relax_fusion.hardware import DeviceSpec
 
 DEVICE = ("read_part", "l2_part", "slowed_part", "slowed_s")
@@ -86,7 +86,7 @@ def kernels(times: Sequence[Recorded], dev: DeviceSpec) -> list[Kernel]:
         best[_group(each)] = min(best[_group(each)], each.us)
     kinds: dict[str, list[int]] = defaultdict(list)
     for number, each in enumerate(times):
-        if isinstance(each.family, TiledMatmul):
+        if isinstance(each.family.price(each.plan, Problem(each.work, dev)), TilePrice):
             kinds[each.kind].append(number)
     return [
         _kernel(kind, [times[i] for i in some], best, dev)._replace(numbers=np.array(some))
@@ -105,8 +105,9 @@ def _kernel(
 ) -> Kernel:
     found, of, rest, weights = [], [], [], []
     for number, each in enumerate(times):
-        tile, rates = (ask(each.plan, each.work, dev) for ask in _asked(each.family))
-        columns = each.family.columns(each.work)
+        priced = each.family.price(each.plan, Problem(each.work, dev))
+        rates, columns = priced.rates, priced.columns
+        tile = priced.tile._replace(late_s=0.0)  # kernels were timed alone
         own = [launch_of(tile, columns.shape, some, dev, each.rows) for some in columns.launches]
         whole = launches(tile, rates, columns, dev, each.rows).seconds
         of += [number] * len(own)
@@ -118,10 +119,6 @@ def _kernel(
         weights.append(weight * (CELLS if each.source == "families" else 1.0))
     arrays = (np.array(some) for some in (of, rest, [t.us for t in times], weights))
     return Kernel(kind, rates, stacked(found), *arrays, ())
-
-
-def _asked(family: TiledMatmul) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return family.tile_of, family.rates_of
 
 
 class Unknown(NamedTuple):
@@ -238,8 +235,9 @@ def prices_of(times: Sequence[Recorded], dev: DeviceSpec) -> list[float]:
     """Return today's prices in microseconds, of kernels alone, as they were timed."""
 
     def alone_s(e: Recorded) -> float:
-        behind_s = e.family.behind_s(e.rows) if isinstance(e.family, TiledMatmul) else 0.0
-        return float(e.family.predict(e.plan, e.work, dev, e.rows).seconds - behind_s)
+        found = e.family.price(e.plan, Problem(e.work, dev))
+        behind_s = found.tile.late_s * (e.rows == 1) if isinstance(found, TilePrice) else 0.0
+        return float(found.at(e.rows).seconds - behind_s)
 
     return [1e6 * alone_s(e) for e in times]
 

@@ -16,9 +16,10 @@ from benchmarks.judge.judgement import plan_of
 from benchmarks.report import plan_words
 from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.subject import ChainAt
-from relax_fusion.estimator import candidates
+from relax_fusion.estimator import Offer, Problem, candidates, violations
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.families.few_rows.tiles import normalises
+from relax_fusion.estimator.family import Option
 from relax_fusion.estimator.prediction import next_power
 from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.tile_plan import TilePlan
@@ -119,10 +120,25 @@ def records() -> tuple[Recorded, ...]:
 
 def _is_offered(each: Recorded) -> bool:
     """Tell whether a plan can run, and is looked at for so many rows."""
-    if next(each.family.violations(each.plan, each.work, h200()), None):
+    if violations(each.plan, each.work, h200()):
         return False
-    rows = each.rows, next_power(each.rows)
-    return each.source == "families" or any(each.family.worth([each.plan], each.work, h200(), rows))
+    offers = _offers(each.family, each.work)
+    alike = each.plan.family, each.plan.block_m
+    offer = offers.get(each.plan) or offers.get(alike) or Offer(each.plan)
+    option = Option(each.family, Problem(each.work, h200()), offer)
+    return each.source == "families" or option.is_worth(each.rows, next_power(each.rows))
+
+
+@cache
+def _offers(family: Any, work: Work) -> dict[Any, Offer]:
+    """Return what a family offers, by its plans, and for others by the rows of their tiles."""
+    every = list(family.plans(Problem(work, h200())))
+    alike = {(offer.plan.family, offer.plan.block_m): offer for offer in every}
+    return {**alike, **{offer.plan: offer for offer in every}}
+
+
+def _plans_of(family: Any, work: Work) -> list[TilePlan]:
+    return [offer.plan for offer in family.plans(Problem(work, h200()))]
 
 
 def _json(path: Path) -> Any:
@@ -257,7 +273,7 @@ def _few_rows() -> Iterator[Recorded]:
         if match is None or match[1] not in FEW_ROWS:
             continue
         work, tile = FEW_ROWS[match[1]], tuple(map(int, match.groups()[3:9]))
-        for plan in _of_tile(family.plans(work, h200()), tile):
+        for plan in _of_tile(_plans_of(family, work), tile):
             if work.norm is None or normalises(plan) == bool(match[10]):
                 group = f"{match[1]} {match[2]}"
                 yield Recorded(
@@ -287,7 +303,7 @@ def _packed_rows() -> Iterator[Recorded]:
         work = _with_four_bits(head if case == "head" else llama("8b", case))
         for words in _PACKED_PLAN.finditer(cells[-1]):
             tile = (*map(int, words.groups()[:5]), 1)
-            for plan in _of_tile(family.plans(work, h200()), tile):
+            for plan in _of_tile(_plans_of(family, work), tile):
                 if family.plan.of(plan).keeps_row == bool(words[6]):
                     group, us = f"{case} {rows}", float(words[7])
                     yield Recorded("packed_rows", group, family, work, plan, int(rows), us)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tvm import ir, tirx
 
-from ..estimator.families.cpu_generated.registers import DOT_COLUMNS
+from ..estimator.families.cpu_generated.price import DOT_COLUMNS
 from ..tiling import Compute, Load, Store
 from ..tiling.space import Step
 from ..tiling.structure import Node

@@ -14,7 +14,7 @@ from functools import partial
 from tvm import te, tirx
 
 from ..errors import LoweringError
-from ..estimator.families.cpu_generated.registers import Registers
+from ..estimator.families.cpu_generated.price import Registers
 from ..tiling import Compute, Load, Loop, Schedule, Store
 from ..tiling.space import Step
 from ..tiling.structure import Node

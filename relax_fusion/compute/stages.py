@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
-from ..estimator.families.panels import FAMILY as PANELS
+from ..estimator.families.cpu_tiles import PANELS
 from ..estimator.families.words import FAMILY as WORDS
 from ..estimator.families.words import WordVectors
 from ..estimator.tile_plan import TilePlan

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tvm import ir, tirx
 
 from ..errors import LoweringError
-from ..estimator.families.cpu_generated.registers import Registers
+from ..estimator.families.cpu_generated.price import Registers
 from ..tiling import Schedule
 from ..tiling.axes import loop_names
 from ..tiling.space import Step

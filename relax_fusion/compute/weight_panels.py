@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from tvm import ir, tirx
 
-from ..estimator.families.cpu_generated.registers import DOT_COLUMNS, Registers, sides_of
+from ..estimator.families.cpu_generated.price import DOT_COLUMNS, Registers, sides_of
 from ..tiling.space import Access, Step, access
 from ..tvm_ir import T
 from ..workload import Graph

@@ -21,7 +21,8 @@ from ..errors import (
     TilePlanError,
 )
 from ..estimator.ranges import served
-from ..estimator.registry import Family, family_of, fitting, is_launched
+from ..estimator.registry import Family, is_launched, option_of
+from ..estimator.shape import Problem
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..transforms.fixed_arguments import Fixed
@@ -115,9 +116,10 @@ def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:
 
 def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Return the function that the emitter of a plan's family makes in place of `func`."""
-    family, plan = family_of(plan), fitting(plan, work, device_of(target))
+    option = option_of(plan, Problem(work, device_of(target)))
+    family = option.family
     try:
-        made = _emitter(family)(work, plan, target)
+        made = _emitter(family)(work, option.plan, target)
     except (RelaxFusionError, *SCHEDULE_ERRORS):
         raise
     except Exception as err:  # anybody may register a family

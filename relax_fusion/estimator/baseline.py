@@ -15,7 +15,7 @@ from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
 from ..workload.dtypes import STORED_BYTES
 from .cpu_cost import NORM_CYCLES_PER_VECTOR, SLOT_CYCLES
-from .family import Backend
+from .family import Backend, Option
 from .gpu_cost import LEAST_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
 from .prediction import (
     DRAM_EFFICIENCY,
@@ -26,10 +26,10 @@ from .prediction import (
     largest,
     repeated,
 )
-from .registry import ON_CHANGE, candidates, family_of
+from .ranges import Range
+from .registry import ON_CHANGE, options
 from .search import asked_in, price
-from .shape import Size, matmul_shape, sizes_of
-from .tile_plan import TilePlan
+from .shape import Problem, Size, matmul_shape, sizes_of
 
 FOLLOWING_LAUNCH = 0.4
 """Part of a launch that a kernel adds behind another one, where their launches overlap: so do
@@ -134,7 +134,7 @@ class _Kernel:
     is_matmul : bool
         Whether it is a matmul that is launched early, and lets the next kernel begin early.
     early_s : float
-        What is done of it before another of these ends.
+        Seconds of it that are done before another of these ends.
     """
 
     prediction: Prediction
@@ -171,19 +171,18 @@ def _rows(atom: Atom, dev: DeviceSpec) -> int:
     return atom.rows * (atom.matrices if dev.kind == "gpu" else 1)
 
 
-_Best = dict[int, tuple[TilePlan, Prediction]]
-"""The best plan of a matmul by its rows, and its price."""
+_Best = dict[int, Option]
+"""The best plan of a matmul by its rows."""
 
 
 @lru_cache(maxsize=1024)  # chains of a model have the same parts
 def _best(matmul: NormMatmul, backend: Backend, dev: DeviceSpec, rows: tuple[int, ...]) -> _Best:
     """Return the best plans of a matmul; nothing where there is none of ours."""
-    found = _plans(matmul, dev, backend)
+    found = list(options(Problem(matmul, dev), backend))
     if not found:
         return {}
-    columns = price(matmul, dev, [asked_in(found, matmul, dev, [[n]], n) for n in rows])
-    best = {n: column.cheapest(n) for n, column in zip(rows, columns, strict=True)}
-    return {n: (p, family_of(p).predict(p, matmul, dev, n)) for n, p in best.items()}
+    columns = price([asked_in(found, Range.of(n)) for n in rows])
+    return {n: column.cheapest(n) for n, column in zip(rows, columns, strict=True)}
 
 
 def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
@@ -194,10 +193,10 @@ def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
     """
     if not best:
         return _Kernel(price_alone(atom, dev), start_s(dev))
-    plan, priced = best[_rows(atom, dev)]
-    family = family_of(plan)
-    on_gpu = dev.kind == "gpu"
-    is_early = not family.fallback or not on_gpu
+    rows = _rows(atom, dev)
+    option, on_gpu = best[rows], dev.kind == "gpu"
+    priced = option.price.at(rows)
+    is_early = not option.family.fallback or not on_gpu
     launch_s = start_s(dev) if is_early else dev.launch_s - FIRST_S
     if not on_gpu:
         priced = repeated(priced, atom.matrices, dev)
@@ -207,12 +206,7 @@ def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
         rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
         longer = priced.seconds + max(0.0, rest_s)
         priced = replace(priced, seconds=longer, dram_bytes=moved)
-    return _Kernel(priced, launch_s, is_early, family.early_s(plan, dev))
-
-
-@lru_cache(maxsize=256)
-def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: Backend) -> list[TilePlan]:
-    return list(candidates(matmul, dev, backend))
+    return _Kernel(priced, launch_s, is_early, option.price.early_s)
 
 
 def start_s(dev: DeviceSpec) -> float:
@@ -273,4 +267,4 @@ def rows_s(atom: Atom, dev: DeviceSpec) -> float:
     return atom.scores * each
 
 
-ON_CHANGE.extend((_best.cache_clear, _plans.cache_clear))
+ON_CHANGE.append(_best.cache_clear)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import Any
 
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
@@ -14,22 +14,12 @@ from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import predict_unfused, unfused_at
 from .database import Measured, Times
-from .family import Backend
+from .family import Backend, Option
 from .prediction import Prediction, format_seconds
-from .ranges import Range, by_box, check_boxes, ranges, together
-from .registry import (
-    ON_CHANGE,
-    candidates,
-    family_of,
-    fitting,
-    launch_limits,
-    launchable,
-    most_rows,
-    refusals,
-    violations,
-)
+from .ranges import by_box, check_boxes, ranges, together
+from .registry import ON_CHANGE, option_of, options, refusals, violations
 from .search import Asked, asked_in, finer, price
-from .shape import Size, box_sizes
+from .shape import Problem, Size, box_sizes, most_rows
 from .tile_plan import Box, PlanTable, TilePlan
 
 CLOSED_RANGE_LOSS = 0.25
@@ -149,15 +139,16 @@ def choose(
     beyond = too_large(work)
     if beyond is not None:
         return Decline(Reason.NO_PLAN, beyond)
-    found = list(candidates(work, dev, backend))
+    problem = Problem(work, dev)
+    found = list(options(problem, backend))
     if not found:
-        why = refusals(work, dev, "tir") or refusals(work, dev, backend)
+        why = refusals(problem, "tir") or refusals(problem, backend)
         what = "adds what adapters make" if work.is_adapted else f"takes a {type(work).__name__}"
         of = "" if backend == "auto" else f" of backend {backend!r}"
         nobody = f"no kernel{of} for the {dev.label} {what}"
         return Decline(Reason.NO_PLAN, "; ".join(why) or nobody)
     times = measured.of(work) if measured is not None else {}
-    chosen = list(_chosen(found, work, dev, backend, times))
+    chosen = list(_chosen(found, problem, backend, times))
     predictions = tuple(prediction for prediction, _ in chosen)
     losing = [p for p in predictions if p.loses]
     if losing and not always:
@@ -181,55 +172,44 @@ def saved_s(choice: Choice | Decline) -> float:
 
 
 def _chosen(
-    found: Sequence[TilePlan], work: Workload, dev: DeviceSpec, backend: Backend, times: Times
+    found: Sequence[Option], problem: Problem[Any], backend: Backend, times: Times
 ) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
     """Yield what each range costs by its plans, and the boxes within it with their plans."""
-    breaks = together({family_of(plan).breaks for plan in found})
-    every = ranges(work, breaks)
-    known = by_box(work, every, times)
-    asked = [_asked(each, found, work, dev, known) for each in every]
+    breaks = together({option.family.breaks for option in found})
+    every = ranges(problem.work, breaks)
+    known = by_box(every, times)
+    measured = [[known.get(box, {}) for box, _ in each.cells] for each in every]
+    asked = [asked_in(found, *of) for of in zip(every, measured, strict=True)]
     least: dict[Size, Prediction] = {}
-    served: list[list[tuple[Box, TilePlan]]] = []
-    for each, column in zip(every, price(work, dev, asked), strict=True):
-        cheapest = column.cheapest(each.told)
-        least[each.told] = family_of(cheapest).predict(cheapest, work, dev, each.told)
-        measured = [known.get(box, {}) for box, _ in each.cells]
-        by_cell = column.best([sizes for _, sizes in each.cells], measured)
-        served.append([(box, plan) for (box, _), plan in zip(each.cells, by_cell, strict=True)])
+    served: list[list[tuple[Box, Option]]] = []
+    for each, some, column in zip(every, measured, price(asked), strict=True):
+        least[each.told] = column.cheapest(each.told).price.at(each.told)
+        by_cell = column.best([sizes for _, sizes in each.cells], some)
+        served.append([(box, best) for (box, _), best in zip(each.cells, by_cell, strict=True)])
     by_price = _without_times(asked, served, known)
     first = [boxes[0][1] for boxes in served]
-    small = finer(work, dev, every, by_price, first, breaks.finer)
-    apart = unfused_at(work, dev, least, backend)
+    small = finer(problem, every, by_price, first, breaks.finer)
+    apart = unfused_at(problem.work, problem.dev, least, backend)
     for (upper, _, told), cells, few, alone in zip(every, served, small, apart, strict=True):
-        boxes, sizes = few or cells, box_sizes(work, told)
-        plan = next(plan for box, plan in boxes if box.holds(**sizes))
-        family, seconds = family_of(plan), times.get(told, {}).get(plan)
-        costs = family.predict(plan, work, dev, told), alone, least[told]
-        yield RangePrediction(upper, told, *costs, family.error, seconds), boxes
-
-
-def _asked(
-    each: Range,
-    found: Sequence[TilePlan],
-    work: Workload,
-    dev: DeviceSpec,
-    known: Mapping[Box, Times],
-) -> Asked:
-    """Return what is to be priced of a range."""
-    usable, cells = launchable(found, work, each.upper), [sizes for _, sizes in each.cells]
-    measured = [known.get(box, {}) for box, _ in each.cells]
-    return asked_in(usable, work, dev, cells, each.told, measured)
+        boxes, sizes = few or cells, box_sizes(told)
+        option = next(option for box, option in boxes if box.holds(**sizes))
+        costs, seconds = option.price.at(told), times.get(told, {}).get(option.plan)
+        own = option.family.error, seconds
+        yield (
+            RangePrediction(upper, told, costs, alone, least[told], *own),
+            [(box, option.plan) for box, option in boxes],
+        )
 
 
 def _without_times(
     asked: Sequence[Asked],
-    served: Sequence[Sequence[tuple[Box, TilePlan]]],
+    served: Sequence[Sequence[tuple[Box, Option]]],
     known: Mapping[Box, Times],
 ) -> list[Asked]:
     """Leave nothing to price of ranges with times, or whose families have no finer ones."""
     return [
         some
-        if all(family_of(plan).breaks.finer and box not in known for box, plan in boxes)
+        if all(option.family.breaks.finer and box not in known for box, option in boxes)
         else ([], [])
         for some, boxes in zip(asked, served, strict=True)
     ]
@@ -241,27 +221,19 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable, backend: Backend
     wrong = [
         f"plan {plan.key}: {sentence}"
         for box, plan in table.boxes
-        for sentence in _wrong(plan, work, dev, most_rows(work, box.rows))
+        for sentence in violations(plan, work, dev, most_rows(work, box.rows))
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
-    own = PlanTable(tuple((upper, fitting(plan, work, dev)) for upper, plan in table.entries))
-    table = table if own == table else own
+    found = {plan: option_of(plan, Problem(work, dev)) for _, plan in table.boxes}
+    own = PlanTable(tuple((upper, found[plan].plan) for upper, plan in table.entries))
     predictions = []
-    breaks = {family_of(plan).breaks for _, plan in table.boxes}
+    breaks = {option.family.breaks for option in found.values()}
     for upper, _, size in ranges(work, together(breaks)):
-        plan = table.plan_for(**box_sizes(work, size))
-        fused = family_of(plan).predict(plan, work, dev, size)
+        fused = found[table.plan_at(size)].price.at(size)
         alone = predict_unfused(work, dev, size, backend=backend, alone=fused)
         predictions.append(RangePrediction(upper, size, fused, alone, fused))
-    return Choice(table, tuple(predictions))
-
-
-def _wrong(plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None) -> Iterator[str]:
-    """Yield what is wrong with a plan that serves up to `most` rows."""
-    yield from violations(plan, work, dev)
-    with suppress(TilePlanError):  # of no family: that is told already
-        yield from launch_limits(plan, work, dev, most)
+    return Choice(table if own == table else own, tuple(predictions))
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:

@@ -12,9 +12,8 @@ import math
 from dataclasses import dataclass, replace
 
 from ..hardware import DeviceSpec
-from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, Step, ceil_div, largest
 from .shape import MatmulShape
-from .steps import Step
 from .tile_plan import TilePlan
 
 LOADS_PER_CYCLE = 2
@@ -160,6 +159,23 @@ def activation_cycles(
     return busiest * rows * shape.row_slots * SLOT_CYCLES / lanes
 
 
+def l2_cycles_per_byte(dev: DeviceSpec) -> float:
+    """Return the cycles of a core for a byte of its second-level cache."""
+    return dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
+
+
+def vectors_step(rows: int, vectors: int, streamed_cycles: float, dev: DeviceSpec) -> float:
+    """Return the cycles of a step along k of a register tile, whose row is so many vectors wide.
+
+    Parameters
+    ----------
+    streamed_cycles : float
+        What the operands of a step take on their way from a cache, while the core computes.
+    """
+    sums, loads = rows * vectors / dev.fma_per_cycle, (rows + vectors) / LOADS_PER_CYCLE
+    return max(sums, loads, FMA_LATENCY_CYCLES, streamed_cycles)
+
+
 def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, layout: str) -> _Step:
     """Return a step of the tile: `lanes` elements of k for "nk", one for "kn"."""
     along_k = layout == "nk"
@@ -197,7 +213,7 @@ def _cache_cycles(
     A task walks blocks of rows; in each, columns by `reg_n`; in each, rows by `reg_m`.  An operand
     is in a cache if what is touched between its two uses fits there.
     """
-    per_byte = dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
+    per_byte = l2_cycles_per_byte(dev)
     x_tile, w_tile = step.x_bytes * step.steps, step.w_bytes * step.steps
     rows = plan.block_m // plan.reg_m
     x_block, panel = x_tile * rows, w_tile * ceil_div(plan.block_n, plan.reg_n)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..validation import shown
 from . import cpu_cost, gpu_cost
-from .arrays import Seconds, Wanted, one_by_one
-from .prediction import Prediction, in_a_row
-from .shape import Size
-from .steps import Footprint, Step
+from .prediction import Footprint, Prediction, Price, Step, in_a_row
+from .shape import Problem, Size, W
 from .tile_plan import TilePlan
-
-W = TypeVar("W", bound=Any)
 
 Backend = Literal["auto", "tir", "triton"]
 """Which families a user asks for: all of them, those of TIR, or those of Triton and CUDA C++."""
@@ -40,7 +37,7 @@ class Breaks:
         Last sizes of the ranges of an attention's batch and key positions.
     finer : tuple of int
         Last sizes of the small ranges inside of those of `uppers`, to each of which one of a few
-        kernels is assigned.  For families of which `KernelFamily.seconds` takes arrays.
+        kernels is assigned.  For families whose `Price` takes arrays.
     """
 
     uppers: tuple[int, ...] = (1, 16, 64, 256)
@@ -56,6 +53,28 @@ with them is wrong with both, so no gain is asked for.  A loss counts from 3 % o
 predictions of such near alternatives are apart."""
 
 
+class Offer(NamedTuple):
+    """A plan, and for which rows it is worth pricing.
+
+    Parameters
+    ----------
+    plan : TilePlan
+        The plan.
+    first : int, optional
+        The fewest rows, or powers of two above them, for which it can be the best; by default those
+        of its tile: taller tiles than rows only pad.
+    last : int, optional
+        The most rows for which it can be the best.
+    most : int, optional
+        The most rows that one launch can have.
+    """
+
+    plan: TilePlan
+    first: int | None = None
+    last: int | None = None
+    most: int | None = None
+
+
 class KernelFamily(ABC, Generic[W]):
     """A kind of kernel: which workloads it takes, its plans, their limits and their price.
 
@@ -69,16 +88,10 @@ class KernelFamily(ABC, Generic[W]):
         Whether it is only for what no other family has a plan for at all sizes.
     most_rows : int, optional
         The rows up to which it has kernels, where larger sizes are left to others.
-    kind : {"gpu", "cpu"}
-        Where they run.
-    takes : tuple of type
-        Classes of workloads.
     error : float
         Factor by which a predicted gain over separate kernels may be wrong.
     instead_of : tuple of type
         Families that are not looked at where this one has a plan: they are never faster.
-    adapts : bool
-        Whether its kernels add what adapters make (`Projection.adapter`).
     plan : type
         Its plans: `TilePlan`, or a dataclass that derives from it, with fields of its own.
     emitter : str
@@ -93,97 +106,100 @@ class KernelFamily(ABC, Generic[W]):
     language: ClassVar[Literal["tir", "triton", "cuda"]] = "tir"
     fallback: ClassVar[bool] = False
     most_rows: ClassVar[int | None] = None
-    kind: ClassVar[Literal["gpu", "cpu"]] = "gpu"
-    takes: ClassVar[tuple[type, ...]]
     error: ClassVar[float]
     instead_of: ClassVar[tuple[type, ...]] = ()
-    adapts: ClassVar[bool] = False
     plan: ClassVar[type[TilePlan]] = TilePlan
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
-    def serves(self, work: W) -> bool:
-        """Tell whether it is for workloads like `work`, of which another is the counterpart."""
-        return True
+    @abstractmethod
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Tell whether it is for such workloads on such devices, of which it may refuse some."""
 
-    def refuses(self, work: W, dev: DeviceSpec) -> str | None:
-        """Return why there is no kernel for `work` on `dev`, whatever the plan."""
+    def refuses(self, problem: Problem[W]) -> str | None:
+        """Return why there is no kernel for a problem that it takes, whatever the plan."""
         return None
 
     @abstractmethod
-    def plans(self, work: W, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: Problem[W]) -> Iterator[Offer]:
         """Yield plans worth pricing, which may not all fit; of equal prices, the first is taken."""
 
     @abstractmethod
-    def violations(self, plan: TilePlan, work: W, dev: DeviceSpec) -> Iterator[str]:
-        """Yield why `plan` cannot run `work` on `dev`: one sentence each, with both numbers."""
+    def violations(self, plan: TilePlan, problem: Problem[W]) -> Iterator[str]:
+        """Yield why `plan` cannot run a problem: one sentence each, with both numbers."""
 
     @abstractmethod
-    def footprint(self, plan: TilePlan, work: W, dev: DeviceSpec) -> Footprint:
-        """Return what one task of `plan` occupies."""
+    def price(self, plan: TilePlan, problem: Problem[W]) -> Price:
+        """Return what `plan` costs: `Launches`, or another `Price`."""
 
-    def steps(self, plan: TilePlan, work: W, dev: DeviceSpec, size: Size) -> Iterable[Step]:
-        """Return the launches of `plan` at `size`, in order; only meaningful without `violations`.
 
-        A family gives these, or else a `predict` of its own.
-        """
-        return ()
+@dataclass(frozen=True)
+class Launches(Price):
+    """The price of launches by the common model of a GPU or a CPU, one after the other.
 
-    def predict(self, plan: TilePlan, work: W, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what `steps` cost, one after the other.
+    Parameters
+    ----------
+    dev : DeviceSpec
+        The device.
+    foot : Footprint
+        What one task occupies.
+    steps : callable
+        Returns the launches at a size, in order.
+    """
+
+    dev: DeviceSpec
+    foot: Footprint
+    steps: Callable[[Size], Iterable[Step]]
+
+    def at(self, size: Size) -> Prediction:
+        """Return what the launches cost.
 
         Raises
         ------
         TilePlanError
             If there are none.
         """
-        price = cpu_cost.price_step if dev.kind == "cpu" else gpu_cost.price_step
-        parts = [price(step, dev) for step in self.steps(plan, work, dev, size)]
+        price = cpu_cost.price_step if self.dev.kind == "cpu" else gpu_cost.price_step
+        parts = [price(step, self.dev) for step in self.steps(size)]
         if not parts:
-            raise TilePlanError(f"family {type(self).__name__}: plan {plan.key} has no steps")
+            raise TilePlanError(f"a plan has no launches at {size}, must have one")
         return in_a_row(parts)
 
-    def seconds(
-        self,
-        plans: Sequence[TilePlan],
-        work: W,
-        dev: DeviceSpec,
-        sizes: Sequence[Size],
-        wanted: Wanted,
-    ) -> Seconds:
-        """Return the seconds that `predict` gives of plans at sizes, where they are wanted.
 
-        A family whose model takes arrays computes all of them together.
-        """
-        return one_by_one(wanted, lambda s, p: self.predict(plans[p], work, dev, sizes[s]).seconds)
+@dataclass(frozen=True, eq=False)
+class Option:
+    """A plan for a problem, with the family that it is of.
 
-    def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
-        """Return what of a kernel is done before the one in front of it ends, beside launching."""
-        return 0.0
+    Parameters
+    ----------
+    family : KernelFamily
+        Whose plan it is.
+    problem : Problem
+        What it is for.
+    offer : Offer
+        The plan, and for which rows.
+    """
 
-    def worth(
-        self, plans: Sequence[TilePlan], work: W, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Return those of its plans that can be best for some numbers of tiled rows.
+    family: KernelFamily[Any]
+    problem: Problem[Any]
+    offer: Offer
 
-        Taller tiles than rows only pad.
+    @property
+    def plan(self) -> TilePlan:
+        """The plan."""
+        return self.offer.plan
 
-        Parameters
-        ----------
-        rows : tuple of int
-            The fewest, and the power of two that the most fit.
-        """
-        return (plan for plan in plans if plan.block_m <= rows[1])
+    @cached_property
+    def price(self) -> Price:
+        """What it costs."""
+        return self.family.price(self.plan, self.problem)
 
-    def blocks(self, plan: TilePlan, work: W, most: int | None) -> Iterator[tuple[str, int]]:
-        """Yield what lies along the second and third dimension of a grid, and how many blocks.
-
-        Parameters
-        ----------
-        most : int, optional
-            Rows, or query positions, up to which the plan serves; None if nothing bounds them.
-        """
-        return iter(())
+    def is_worth(self, least: int, most: int) -> bool:
+        """Tell whether it can be the best for some numbers of rows."""
+        _, first, last, _ = self.offer
+        return (self.plan.block_m if first is None else first) <= most and (
+            last is None or least <= last
+        )
 
 
 def _all(kind: type, values: Any) -> bool:
@@ -200,11 +216,8 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "language": (("tir", "triton", "cuda").__contains__, "'tir', 'triton' or 'cuda'"),
     "fallback": (lambda v: isinstance(v, bool), "a bool"),
     "most_rows": (lambda v: v is None or (type(v) is int and v > 0), "a number of rows or None"),
-    "kind": (("gpu", "cpu").__contains__, "'gpu' or 'cpu'"),
-    "takes": (lambda v: _all(type, v) and bool(v), "a tuple of classes of workloads"),
     "error": (lambda v: isinstance(v, int | float) and 0 < v < inf, "a number above 0"),
     "instead_of": (lambda v: _all(type, v), "a tuple of families' classes"),
-    "adapts": (lambda v: isinstance(v, bool), "a bool"),
     "plan": (_is_plan, "a dataclass that derives from TilePlan"),
     "emitter": (
         lambda v: isinstance(v, str) and bool(re.fullmatch(r"\w+(\.\w+)*:\w+", v)),
@@ -223,10 +236,8 @@ def check_attributes(family: KernelFamily[Any]) -> None:
     TilePlanError
         The message names the attribute, its value and what is allowed.
     """
-    kind, own = type(family), type(family).__name__
+    own = type(family).__name__
     for name, (holds, needs) in _ATTRIBUTES.items():
         value = getattr(family, name, None)
         if not holds(value):
             raise TilePlanError(f"family {own}: {name} is {shown(value)}, must be {needs}")
-    if KernelFamily.predict is kind.predict and KernelFamily.steps is kind.steps:
-        raise TilePlanError(f"family {own}: has neither steps nor a predict of its own")

@@ -8,19 +8,23 @@ added.
 
 What a device has is in its `DeviceSpec`; what a kernel reaches of it is in its `Rates`, which
 `python -m benchmarks.judge.rates` fits to all recorded times.
+
+The model is written once: its numbers are those of one plan at one size, or arrays of the shape
+``(sizes, plans)``.  Either way each price has the same bits, so that equal prices stay equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..hardware import DeviceSpec
-from .arrays import overlapping
-from .prediction import Bound, Prediction, ceil_div, largest
-from .steps import Footprint, Step
+from .prediction import Bound, Footprint, Prediction, Step, ceil_div, largest
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 MEMORY_LATENCY_S = 0.5e-6
 """A load from DRAM and the barrier behind it take 0.5e-6 seconds.  A chain of dependent loads on an
@@ -143,6 +147,45 @@ class Times(NamedTuple):
     l2: Any
     compute: Any
     latency: Any
+
+
+def overlapping(power: int, *times: Any) -> Any:
+    """Return what times that overlap add up to: the root of the sum of their powers.
+
+    The higher the power, the more the longest hides.  By squares and square roots, which are the
+    same for a number and for an element of an array.
+
+    Parameters
+    ----------
+    power : int
+        A power of two.
+    *times : float or array
+        In seconds.
+    """
+    doublings = range(power.bit_length() - 1)
+    raised = list(times)
+    for _ in doublings:
+        raised = [time * time for time in raised]
+    total = sum(raised)
+    for _ in doublings:
+        total = np.sqrt(total)
+    return total
+
+
+def stacked(each: Sequence[T]) -> T:
+    """Return a tuple of arrays, one for each field, with an element for each of some tuples."""
+    return type(each[0])(*map(np.array, zip(*each, strict=True)))
+
+
+def summed(each: Sequence[T]) -> T:
+    """Return a tuple of sums, one for each field of some tuples."""
+    fields: list[Any] = [sum(values) for values in zip(*each, strict=True)]
+    return type(each[0])(*fields)
+
+
+def column(sizes: Sequence[int]) -> Any:
+    """Return an array of sizes, of shape ``(sizes, 1)``."""
+    return np.array(sizes)[:, None]
 
 
 def price(launch: Launch, rates: Rates, dev: DeviceSpec) -> Times:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from ..hardware import STATIC_SMEM_BYTES, DeviceSpec
-from ..workload import DTYPE_BYTES, Workload
-from .shape import dtypes_of
-from .steps import Footprint
+from ..workload import DTYPE_BYTES
+from .prediction import Footprint
+from .shape import Problem, dtypes_of
 from .tile_plan import TilePlan
 
 STACK_LIMIT_BYTES = 1024
@@ -18,6 +19,21 @@ VECTOR_LOAD_BYTES = 16
 
 SYSTEM_SMEM_BYTES = 1 << 10
 """The system keeps 1024 bytes of shared memory for itself in each thread block."""
+
+GRID_YZ = 65535
+"""A grid has at most 65,535 blocks along its second and its third dimension, on CUDA
+(CUDA C++ Programming Guide, table of technical specifications) and, at least, on every Vulkan
+device (``maxComputeWorkGroupCount``)."""
+
+
+def grid_limits(blocks: Mapping[str, int]) -> Iterator[str]:
+    """Yield which dimension of a grid would be too long, by what lies along it.
+
+    Kernels have along the first dimension what may be many; these are the others.
+    """
+    for what, count in blocks.items():
+        if count > GRID_YZ:
+            yield f"needs {count} blocks along {what}, a launch has at most {GRID_YZ}"
 
 
 def core_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
@@ -50,7 +66,7 @@ def one_stage(plan: TilePlan) -> Iterator[str]:
 
 
 def block_limits(
-    foot: Footprint, plan: TilePlan, work: Workload, dev: DeviceSpec, *, is_static: bool = False
+    foot: Footprint, plan: TilePlan, problem: Problem[Any], *, is_static: bool = False
 ) -> Iterator[str]:
     """Yield what `plan` needs and a thread block of `dev` has not.
 
@@ -59,7 +75,8 @@ def block_limits(
     is_static : bool
         Whether the kernel declares its shared memory statically.
     """
-    missing = sorted(dtypes_of(work).intersection(dev.missing_dtypes))
+    dev = problem.dev
+    missing = sorted(dtypes_of(problem.work).intersection(dev.missing_dtypes))
     if missing:
         yield f"kernels for the {dev.label} cannot hold {' or '.join(missing)}"
     if foot.smem_bytes > dev.smem_per_block_bytes:

@@ -1,12 +1,18 @@
-"""The result of a prediction, and the constants that more than one cost model uses."""
+"""What a plan costs: predictions, what they are made of, and constants of several cost models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import inf
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..hardware import DeviceSpec
+from .shape import Size
 
 Bound = Literal["dram", "l2", "compute", "latency", "launch"]
 
@@ -14,6 +20,12 @@ DRAM_EFFICIENCY = 0.9
 """Reached part of the peak bandwidth.  Measured on an H200: 4.3 of 4.8 TB/s."""
 
 HALF_DTYPES = ("float16", "bfloat16")
+
+Seconds = NDArray[np.float64]
+"""Seconds of plans at sizes, of shape ``(sizes, plans)``."""
+
+Wanted = NDArray[np.bool_]
+"""Which of `Seconds` are asked for, of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,119 @@ class Prediction:
     flops: float
     waves: int
     bound: Bound
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one task occupies.
+
+    Parameters
+    ----------
+    smem_bytes : int
+        Shared memory of a GPU thread block.
+    registers_per_thread : int
+        32-bit registers of a GPU thread, vector registers of a CPU tile.
+    threads : int
+        Threads of a GPU thread block; 1 on a CPU.
+    stack_bytes : int
+        The accumulator buffer of a CPU tile, as it is before registers are allocated.
+    scratch_bytes : int
+        What a CPU task goes over again and again, so should lie in its core's L2 cache.
+    """
+
+    smem_bytes: int
+    registers_per_thread: int
+    threads: int
+    stack_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A launch as its blocks: what one computes and waits for, and what all of them move.
+
+    Parameters
+    ----------
+    blocks : int
+        Thread blocks of a GPU, parallel tasks of a CPU.
+    foot : Footprint
+        What one of them occupies.
+    block_s : float
+        Seconds that one computes, on average.
+    dram_bytes : float
+        Moved to and from memory.
+    l2_bytes : float
+        Moved to and from L2.
+    flops : float
+        Useful operations of the matmuls, without padding.
+    longest_block_s : float
+        Seconds that the longest block computes, where they differ.
+    chain_s : float
+        Seconds that a block waits for loads that depend on each other.
+    start_s : float
+        Seconds from the launch to the first of them.
+    """
+
+    blocks: int
+    foot: Footprint
+    block_s: float
+    dram_bytes: float
+    l2_bytes: float = 0.0
+    flops: float = 0.0
+    longest_block_s: float = 0.0
+    chain_s: float = 0.0
+    start_s: float = 0.0
+
+
+class Price(ABC):
+    """What a plan costs, whatever the size.
+
+    Attributes
+    ----------
+    foot : Footprint
+        What one task occupies.
+    early_s : float
+        Seconds of its work that are done before the kernel in front of it ends, beside launching.
+    """
+
+    foot: Footprint
+    early_s: float = 0.0
+
+    @abstractmethod
+    def at(self, size: Size) -> Prediction:
+        """Return what the plan costs at `size`; only meaningful without violations."""
+
+    @staticmethod
+    def seconds(prices: Sequence[Any], sizes: Sequence[Size], wanted: Wanted) -> Seconds:
+        """Return the seconds of plans of one family at sizes, where they are wanted.
+
+        A model whose formulas take arrays computes all of them together.
+        """
+        found = np.full(wanted.shape, inf)
+        for row, plan in zip(*map(np.ndarray.tolist, np.nonzero(wanted)), strict=True):
+            found[row, plan] = prices[plan].at(sizes[row]).seconds
+        return found
+
+
+@dataclass(frozen=True)
+class Formula(Price):
+    """The price of a plan by a function of the size.
+
+    Parameters
+    ----------
+    foot, early_s
+        As in `Price`.
+    of : callable
+        Returns the `Prediction` at a size.
+    """
+
+    foot: Footprint
+    of: Callable[[Size], Prediction]
+    early_s: float = 0.0
+
+    def at(self, size: Size) -> Prediction:
+        """Return what the function does."""
+        return self.of(size)
 
 
 def largest(terms: dict[Bound, float]) -> Bound:

@@ -75,6 +75,11 @@ class Range(NamedTuple):
     cells: list[tuple[Box, list[Size]]]
     told: Size
 
+    @staticmethod
+    def of(rows: int) -> Range:
+        """Return the range of one number of rows."""
+        return Range(rows, [(Box(rows), [rows])], rows)
+
 
 def together(every: Iterable[Breaks]) -> Breaks:
     """Return the union of where the best plans of several families may change."""
@@ -100,14 +105,12 @@ def ranges(work: Workload, breaks: Breaks) -> list[Range]:
     ]
 
 
-def by_box(
-    work: Workload, every: Sequence[Range], times: Mapping[Size, T]
-) -> dict[Box, dict[Size, T]]:
+def by_box(every: Sequence[Range], times: Mapping[Size, T]) -> dict[Box, dict[Size, T]]:
     """Return what is known at some sizes by the box that serves them."""
     boxes = [box for found in every for box, _ in found.cells]
     inside: dict[Box, dict[Size, T]] = {}
     for size, known in times.items():
-        box = next(box for box in boxes if box.holds(**box_sizes(work, size)))
+        box = next(box for box in boxes if box.holds(**box_sizes(size)))
         inside.setdefault(box, {})[size] = known
     return inside
 

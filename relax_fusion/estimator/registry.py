@@ -1,11 +1,11 @@
-"""The families that there are, and the questions that are asked of any of them.
+"""The families that there are, the options that they offer, and plans read by their family's name.
 
-Nothing else in the estimator knows a workload or a family by name.
+Nothing else in the estimator knows a family by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..validation import read, shown
-from ..workload import Attention, Workload
+from ..workload import Workload
 from .families.cpu_attention import CpuAttention
 from .families.cpu_generated.family import CpuGenerated
 from .families.cpu_products import CpuProducts
@@ -26,15 +26,13 @@ from .families.few_rows.packed import PackedRows
 from .families.fma_attention import FmaAttention
 from .families.fma_tiles import FmaTiles
 from .families.generated.family import Generated
-from .families.panels import Panels
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
 from .families.words import Words
-from .family import Backend, KernelFamily, check_attributes
-from .prediction import Prediction
-from .shape import Size
-from .steps import Footprint
+from .family import Backend, KernelFamily, Offer, Option, check_attributes
+from .prediction import Footprint, Prediction
+from .shape import Problem, Size
 from .tile_plan import Box, PlanTable, TilePlan
 
 Family = KernelFamily[Any]
@@ -42,16 +40,11 @@ Family = KernelFamily[Any]
 FAMILIES: list[Family] = [
     *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles(), FmaAttention()),
-    *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuProducts(), CpuGenerated()),
+    *(Words(), CpuTiles(), CpuAttention(), CpuProducts(), CpuGenerated()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
 
 _BY_NAME: dict[str, Family] = {name: family for family in FAMILIES for name in family.names}
-
-GRID_YZ = 65535
-"""Blocks along the second and the third dimension of a grid, of CUDA
-(CUDA C++ Programming Guide, table of technical specifications) and, at least, of every Vulkan
-device (``maxComputeWorkGroupCount``)."""
 
 ENTRY_POINTS = "relax_fusion.families"
 """Group of the entry points by which packages bring families: each a `KernelFamily`."""
@@ -111,22 +104,18 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINTS))
 
 
-def families(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> list[Family]:
-    """Return the families that take workloads of this class on such a device."""
+def families(problem: Problem[Any], backend: Backend = "auto") -> list[Family]:
+    """Return the families that take such workloads on such a device."""
     _load_entry_points()
     return [
         family
         for family in FAMILIES
-        if family.kind == dev.kind
-        and (backend != "tir" or family.language == "tir")
-        and isinstance(work, family.takes)
-        and (family.adapts or not work.is_adapted)
-        and family.serves(work)
+        if (backend != "tir" or family.language == "tir") and family.takes(problem)
     ]
 
 
-def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[TilePlan]:
-    """Yield plans that fit `work` on `dev`, each once.
+def options(problem: Problem[Any], backend: Backend = "auto") -> Iterator[Option]:
+    """Yield the plans that fit a problem, each once, with their families.
 
     A small part of all tilings, in the manner of MCFuser (SC'24), which prunes by deduplication,
     padding ratio and footprint.  Here duplicates never arise, because each dimension of the search
@@ -142,17 +131,22 @@ def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> It
     """
     left_out: set[type] = set()
     is_served = False
-    known = families(work, dev, backend)
+    known = families(problem, backend)
     is_last = {f: f.fallback or (backend, f.language) == ("triton", "tir") for f in known}
     for family in sorted(known, key=is_last.__getitem__):
         passed_over = type(family) in left_out or (is_served and is_last[family])
-        if passed_over or family.refuses(work, dev) is not None:
+        if passed_over or family.refuses(problem) is not None:
             continue
-        for plan in family.plans(work, dev):
-            if next(iter(family.violations(plan, work, dev)), None) is None:
+        for offer in family.plans(problem):
+            if next(family.violations(offer.plan, problem), None) is None:
                 left_out.update(family.instead_of)
                 is_served = is_served or (not is_last[family] and family.most_rows is None)
-                yield plan
+                yield Option(family, problem, offer)
+
+
+def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> Iterator[TilePlan]:
+    """Yield plans that fit `work` on `dev`: those of `options`."""
+    return (option.plan for option in options(Problem(work, dev), backend))
 
 
 def family_of(plan: TilePlan) -> Family:
@@ -222,8 +216,8 @@ def table_of(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
     return PlanTable.of(entries)
 
 
-def fitting(plan: TilePlan, work: Workload, dev: DeviceSpec) -> TilePlan:
-    """Return a user's plan as one of its family's type.
+def option_of(plan: TilePlan, problem: Problem[Any]) -> Option:
+    """Return a user's plan with its family, whose type of plan it becomes.
 
     Raises
     ------
@@ -231,84 +225,51 @@ def fitting(plan: TilePlan, work: Workload, dev: DeviceSpec) -> TilePlan:
         If its family takes no such workloads on such a device, or the plan has a number that the
         family's plans lack.
     """
-    family, known = family_of(plan), families(work, dev)
+    family, known = family_of(plan), families(problem)
     if family not in known:
         there = f"there is {_listed(known)}" if known else "there is none"
-        raise TilePlanError(
-            f"family is {plan.family!r}, {there} for {type(work).__name__} on a {dev.kind}"
-        )
-    return family.plan.of(plan)
+        name, kind = type(problem.work).__name__, problem.dev.kind
+        raise TilePlanError(f"family is {plan.family!r}, {there} for {name} on a {kind}")
+    return Option(family, problem, Offer(family.plan.of(plan)))
 
 
-def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
+def violations(
+    plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None = None
+) -> tuple[str, ...]:
     """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
 
     This is the only statement of the constraint set: candidates are filtered by it and a user's
     own plan is refused by it.  Empty: the plan fits.
-    """
-    try:
-        plan = fitting(plan, work, dev)
-    except TilePlanError as err:
-        return (str(err),)
-    family = family_of(plan)
-    reason = family.refuses(work, dev)
-    if reason is not None:
-        return (reason,)
-    if family.kind == "gpu" and plan.num_warps == 0 and family.language == "tir":
-        return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
-    return tuple(family.violations(plan, work, dev))
-
-
-def launch_limits(
-    plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None
-) -> Iterator[str]:
-    """Yield which dimension of a grid would be too long.
-
-    The kernels have along the first dimension what may be many; these are the others.
 
     Parameters
     ----------
     most : int, optional
-        Rows, or query positions, up to which the plan serves; None if nothing bounds them.
+        Rows, or query positions, up to which the plan serves; by default, what it can.
     """
-    return _too_many(fitting(plan, work, dev), work, most)
+    problem = Problem(work, dev, most)
+    try:
+        option = option_of(plan, problem)
+    except TilePlanError as err:
+        return (str(err),)
+    family = option.family
+    reason = family.refuses(problem)
+    if reason is not None:
+        return (reason,)
+    if dev.kind == "gpu" and plan.num_warps == 0 and family.language == "tir":
+        return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
+    return tuple(family.violations(option.plan, problem))
 
 
-def _too_many(plan: TilePlan, work: Workload, most: int | None) -> Iterator[str]:
-    for what, blocks in family_of(plan).blocks(plan, work, most):
-        if blocks > GRID_YZ:
-            yield f"needs {blocks} blocks along {what}, a launch has at most {GRID_YZ}"
-
-
-def launchable(found: Sequence[TilePlan], work: Workload, upper: int | None) -> Sequence[TilePlan]:
-    """Return the plans that can be launched at all sizes of a range; all of them if none can.
-
-    Rows that nothing bounds are taken to be too many for a kernel with a block for each.
-    """
-    most = most_rows(work, upper)
-    if most is None and not isinstance(work, Attention):
-        most = GRID_YZ + 1
-    return [plan for plan in found if next(_too_many(plan, work, most), None) is None] or found
-
-
-def most_rows(work: Workload, upper: int | None) -> int | None:
-    """Return the largest size of a range that ends at `upper`, None if nothing bounds it."""
-    dim = work.q_len if isinstance(work, Attention) else work.rows
-    bound = dim if isinstance(dim, int) else dim.upper
-    known = [size for size in (upper, bound) if size is not None]
-    return min(known, default=None)
-
-
-def refusals(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> list[str]:
-    """Return why there is no plan for `work` on `dev`, each reason once."""
-    nothing_fits = f"no tile of any family fits the {dev.label}"
-    known = families(work, dev, backend)
-    return list(dict.fromkeys(f.refuses(work, dev) or nothing_fits for f in known))
+def refusals(problem: Problem[Any], backend: Backend = "auto") -> list[str]:
+    """Return why there is no plan for a problem, each reason once."""
+    nothing_fits = f"no tile of any family fits the {problem.dev.label}"
+    known = families(problem, backend)
+    return list(dict.fromkeys(f.refuses(problem) or nothing_fits for f in known))
 
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     """Return what one task of `plan` occupies on `dev`."""
-    return family_of(plan).footprint(fitting(plan, work, dev), work, dev)
+    return option_of(plan, Problem(work, dev)).price.foot
 
 
 def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
@@ -325,4 +286,5 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     Prediction
         Only meaningful for a plan without `violations`.
     """
-    return family_of(plan).predict(fitting(plan, work, dev), work, dev, size)
+    problem = Problem(work, dev)
+    return option_of(plan, problem).price.at(problem.at(size))

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hardware import DeviceSpec
-from ..workload import Attention, DynamicDim, Workload
-from .arrays import Seconds
+from ..workload import Attention, DynamicDim
 from .database import Times
-from .prediction import ceil_div, next_power
+from .family import Option
+from .limits import GRID_YZ
+from .prediction import Seconds, ceil_div, next_power
 from .ranges import Range
-from .registry import Family, family_of
-from .shape import Size, tiled_rows
-from .tile_plan import Box, TilePlan
+from .shape import Problem, Size, most_rows, tiled_rows
+from .tile_plan import Box
 
 MOST_KERNELS = 3
 """Plans for the cells of one range of rows: each is a kernel to compile."""
@@ -51,34 +51,32 @@ Loss = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Priced:
-    """Plans, and what each costs at some sizes.
+    """Options, and what each costs at some sizes.
 
     Parameters
     ----------
-    plans : sequence of TilePlan
+    options : sequence of Option
         In the order in which families give them.
     sizes : sequence of Size
         The sizes.
     seconds : array of float64
-        Of shape ``(sizes, plans)``.
+        Of shape ``(sizes, options)``.
     """
 
-    plans: Sequence[TilePlan]
+    options: Sequence[Option]
     sizes: Sequence[Size]
     seconds: Seconds
 
-    def cheapest(self, size: Size) -> TilePlan:
-        """Return the plan of the least price at a size; of equals, the first."""
-        return self.plans[int(self._at(size).argmin())]
+    def cheapest(self, size: Size) -> Option:
+        """Return the option of the least price at a size; of equals, the first."""
+        return self.options[int(self.seconds[self.sizes.index(size)].argmin())]
 
     def losses(self, cells: Sequence[Sequence[Size]]) -> list[Loss]:
         """Return for each cell the mean loss of every plan."""
         each = self._losses
         return [np.divide(sum(each[size] for size in cell), len(cell)) for cell in cells]
 
-    def best(
-        self, cells: Sequence[Sequence[Size]], measured: Sequence[Times] = ()
-    ) -> list[TilePlan]:
+    def best(self, cells: Sequence[Sequence[Size]], measured: Sequence[Times] = ()) -> list[Option]:
         """Return a plan for each cell, of as few plans as do.
 
         One plan is that which loses least over all sizes; of several, the worst cell decides.
@@ -95,7 +93,7 @@ class Priced:
         losses = self.losses(cells)
         for cell, times in enumerate(measured):
             if times:
-                losses[cell] = _by_measurement(losses[cell], self.plans, times)
+                losses[cell] = _by_measurement(losses[cell], self.options, times)
         weighed = sum(len(cell) * loss for cell, loss in zip(cells, losses, strict=True))
         single = int(np.argmin(weighed))
         bests = dict.fromkeys([single, *(int(loss.argmin()) for loss in losses)])
@@ -108,7 +106,7 @@ class Priced:
             few.append(min(combinations(bests, count), key=worst))
         enough = WORTH_A_KERNEL * worst(few[-1])
         chosen = next(plans for plans in few if worst(plans) <= enough)
-        return [self.plans[min(chosen, key=loss.__getitem__)] for loss in losses]
+        return [self.options[min(chosen, key=loss.__getitem__)] for loss in losses]
 
     @cached_property
     def losses_at(self) -> Seconds:
@@ -119,99 +117,89 @@ class Priced:
     def _losses(self) -> dict[Size, Loss]:
         return dict(zip(self.sizes, self.losses_at, strict=True))
 
-    def _at(self, size: Size) -> NDArray[np.float64]:
-        return self.seconds[self.sizes.index(size)]
+
+Asked = tuple[Sequence[Option], Sequence[Size]]
+"""Options that are to be priced at sizes."""
 
 
-Asked = tuple[Sequence[TilePlan], Sequence[Size]]
-"""Plans that are to be priced at sizes."""
-
-
-def price(work: Workload, dev: DeviceSpec, asked: Sequence[Asked]) -> list[Priced]:
-    """Return what plans cost at sizes; a family is asked once for all of its plans."""
+def price(asked: Sequence[Asked]) -> list[Priced]:
+    """Return what plans of one problem cost at sizes; a family is asked once for all of them."""
     sizes = list(dict.fromkeys(size for _, some in asked for size in some))
     row = {size: i for i, size in enumerate(sizes)}
-    # By identity: to hash a plan takes longer than to price it
-    every = {id(plan): plan for some, _ in asked for plan in some}
-    column = {key: i for i, key in enumerate(every)}
+    every = list(dict.fromkeys(option for some, _ in asked for option in some))
+    column = {option: i for i, option in enumerate(every)}
     places = [
-        np.ix_([row[size] for size in some], [column[id(plan)] for plan in plans])
-        for plans, some in asked
+        np.ix_([row[size] for size in some], [column[option] for option in options])
+        for options, some in asked
     ]
     wanted = np.zeros((len(row), len(column)), bool)
     for place in places:
         wanted[place] = True
-    by_family: dict[Family, list[int]] = {}
-    for i, plan in enumerate(every.values()):
-        by_family.setdefault(family_of(plan), []).append(i)
-    seconds, plans = np.full(wanted.shape, inf), list(every.values())
-    for family, which in by_family.items():
-        own = [plans[i] for i in which]
-        seconds[:, which] = family.seconds(own, work, dev, sizes, wanted[:, which])
+    by_family: dict[object, list[int]] = {}
+    for i, option in enumerate(every):
+        by_family.setdefault(option.family, []).append(i)
+    seconds = np.full(wanted.shape, inf)
+    for which in by_family.values():
+        prices = [every[i].price for i in which]
+        seconds[:, which] = prices[0].seconds(prices, sizes, wanted[:, which])
     return [
         Priced(few, some, seconds[place]) for (few, some), place in zip(asked, places, strict=True)
     ]
 
 
-def asked_in(
-    found: Sequence[TilePlan],
-    work: Workload,
-    dev: DeviceSpec,
-    cells: Sequence[Sequence[Size]],
-    told: Size,
-    measured: Sequence[Times] = (),
-) -> Asked:
+def asked_in(found: Sequence[Option], each: Range, measured: Sequence[Times] = ()) -> Asked:
     """Return what is to be priced of a range: plans that can be best in it, and what was measured.
 
-    As their families say; where no family offers one, the lowest tiles must do.
+    Where no family offers one, the lowest tiles must do, and where none can be launched at all of
+    its sizes, any.  Rows that nothing bounds are taken to be too many for a block for each.
 
     Parameters
     ----------
-    cells : sequence of sequence of Size
+    found : sequence of Option
+        Plans of one problem.
+    each : Range
         The sizes of the range.
-    told : Size
-        One more, at which the best price is asked for.
     measured : sequence of Times
         For each cell what was measured in it.
     """
-    sizes = list(chain.from_iterable(cells))
+    sizes = [size for _, some in each.cells for size in some]
+    work = found[0].problem.work
+    most = most_rows(work, each.upper)
+    if most is None and not isinstance(work, Attention):
+        most = GRID_YZ + 1
+    usable = [o for o in found if not (most and o.offer.most) or most <= o.offer.most] or found
     tiled = [tiled_rows(work, size) for size in sizes]
     rows = min(tiled), next_power(max(tiled))
-    by_family: dict[Family, list[TilePlan]] = {}
-    for plan in found:
-        by_family.setdefault(family_of(plan), []).append(plan)
-    kept = {id(p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)}
-    worth = [plan for plan in found if id(plan) in kept]
+    worth = [option for option in usable if option.is_worth(*rows)]
     if not worth:
-        lowest = max(rows[1], min((plan.block_m for plan in found), default=0))
-        worth = [plan for plan in found if plan.block_m <= lowest]
+        lowest = max(rows[1], min(option.plan.block_m for option in usable))
+        worth = [option for option in usable if option.plan.block_m <= lowest]
     timed = {plan for times in measured for column in times.values() for plan in column}
     if timed:
-        timed.difference_update(worth)
-        worth += [plan for plan in found if plan in timed]
-    return worth, list(dict.fromkeys([*sizes, told]))
+        kept = set(worth)
+        worth += [o for o in usable if o not in kept and o.plan in timed]
+    return worth, list(dict.fromkeys([*sizes, each.told]))
 
 
-def _by_measurement(loss: Loss, plans: Sequence[TilePlan], times: Times) -> Loss:
+def _by_measurement(loss: Loss, options: Sequence[Option], times: Times) -> Loss:
     """Return losses by measured times; what was not measured comes behind, by its price."""
     found: dict[int, list[float]] = {}
     for column in times.values():
-        known = {i: column[plan] for i, plan in enumerate(plans) if plan in column}
+        known = {i: column[o.plan] for i, o in enumerate(options) if o.plan in column}
         for i, seconds in known.items():
             found.setdefault(i, []).append(seconds / min(known.values()))
     means = {i: sum(each) / len(each) for i, each in found.items()}
     most = max(means.values(), default=0.0)
-    return np.array([means.get(i, most + loss[i]) for i in range(len(plans))])
+    return np.array([means.get(i, most + loss[i]) for i in range(len(options))])
 
 
 def finer(
-    work: Workload,
-    dev: DeviceSpec,
+    problem: Problem[Any],
     every: Sequence[Range],
     asked: Sequence[Asked],
-    chosen: Sequence[TilePlan],
+    chosen: Sequence[Option],
     steps: Sequence[int],
-) -> list[list[tuple[Box, TilePlan]]]:
+) -> list[list[tuple[Box, Option]]]:
     """Return plans of a pool for the small ranges inside of each range; nothing for other ranges.
 
     Parameters
@@ -220,23 +208,24 @@ def finer(
         All ranges.
     asked : sequence of Asked
         Of each range the plans that may serve it; none where it is to stay as it is.
-    chosen : sequence of TilePlan
+    chosen : sequence of Option
         Of each range the plan that is best for all of it.  It serves where it loses little.
     steps : sequence of int
         Sizes at which the plans of the pool are chosen (`Breaks.finer`), each with the next one.
     """
+    work = problem.work
     if isinstance(work, Attention) or not isinstance(work.rows, DynamicDim) or not steps:
         return [[] for _ in every]
-    offered = [[p for p in plans if family_of(p).breaks.finer] for plans, _ in asked]
+    offered = [[option for option in some if option.family.breaks.finer] for some, _ in asked]
     spans = _spans(every, work.rows.upper or steps[-1])
     points = [_both_ends(*span, steps) for span in spans]
-    own = {id(plan) for plan, some in zip(chosen, offered, strict=True) if some}
-    pool = _cover(price(work, dev, list(_where(offered, points))), own)
-    offered = [[p for p in some if id(p) in pool] for some in offered]
+    own = {option for option, some in zip(chosen, offered, strict=True) if some}
+    pool = _cover(price(list(_where(offered, points))), own)
+    offered = [[option for option in some if option in pool] for some in offered]
     cuts = [_cuts(*span) for span in spans]
-    priced = price(work, dev, list(_where(offered, [[*chain(*some)] for some in cuts])))
+    priced = price(list(_where(offered, [[*chain(*some)] for some in cuts])))
     each = zip(priced, cuts, chosen, strict=True)
-    found = [_served(*one) if one[0].plans else [] for one in each]
+    found = [_served(*one) if one[0].options else [] for one in each]
     if found[-1]:
         found[-1][-1] = (Box(), found[-1][-1][1])
     return found
@@ -248,10 +237,10 @@ def _spans(every: Sequence[Range], last: int) -> list[tuple[int, int]]:
     return [(n, each.upper or max(last, n)) for n, each in zip(firsts, every, strict=True)]
 
 
-def _where(offered: Sequence[list[TilePlan]], sizes: Sequence[list[int]]) -> Iterator[Asked]:
-    """Yield plans with the sizes at which to price them: none where there are no plans."""
-    for plans, some in zip(offered, sizes, strict=True):
-        yield plans, some if plans else []
+def _where(offered: Sequence[list[Option]], sizes: Sequence[list[int]]) -> Iterator[Asked]:
+    """Yield options with the sizes at which to price them: none where there are no options."""
+    for options, some in zip(offered, sizes, strict=True):
+        yield options, some if options else []
 
 
 def _both_ends(first: int, last: int, steps: Sequence[int]) -> list[int]:
@@ -275,37 +264,37 @@ def _cuts(first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _served(
-    priced: Priced, cuts: Sequence[tuple[int, int]], chosen: TilePlan
-) -> list[tuple[Box, TilePlan]]:
+    priced: Priced, cuts: Sequence[tuple[int, int]], chosen: Option
+) -> list[tuple[Box, Option]]:
     """Return a plan for each small range, neighbours with the same one merged."""
-    found: list[tuple[Box, TilePlan]] = []
+    found: list[tuple[Box, Option]] = []
     worst = np.maximum(priced.losses_at[::2], priced.losses_at[1::2])  # of both ends
     serves = worst <= worst.min(axis=1, keepdims=True) + KEPT_LOSS
-    own = last = next(i for i, plan in enumerate(priced.plans) if plan is chosen)
+    own = last = priced.options.index(chosen)
     for (_, upper), enough, best in zip(cuts, serves, worst.argmin(axis=1), strict=True):
         if not enough[last]:
             last = own if enough[own] else best
-        plan = priced.plans[last]
-        if found and found[-1][1] is plan:
+        option = priced.options[last]
+        if found and found[-1][1] is option:
             found.pop()
-        found.append((Box(upper), plan))
+        found.append((Box(upper), option))
     return found
 
 
-def _cover(priced: Sequence[Priced], pool: set[int]) -> set[int]:
-    """Return plans by their ids, as few as are found, of which each size has one that is near best.
+def _cover(priced: Sequence[Priced], pool: set[Option]) -> set[Option]:
+    """Return options, as few as are found, of which each size has one that is near best.
 
     One after the other, that which is near enough at the most sizes; of equals, the nearest.
     """
-    every = list(dict.fromkeys(id(plan) for own in priced for plan in own.plans))
-    column = {key: i for i, key in enumerate(every)}
+    every = list(dict.fromkeys(option for own in priced for option in own.options))
+    column = {option: i for i, option in enumerate(every)}
     parts = []
     for own in priced:
         parts.append(np.full((len(own.sizes), len(every)), inf))
-        parts[-1][:, [column[id(plan)] for plan in own.plans]] = own.losses_at
+        parts[-1][:, [column[option] for option in own.options]] = own.losses_at
     loss = np.concatenate(parts)
     fits = loss <= 1 + ALLOWED_LOSS
-    left = ~fits[:, [column[key] for key in pool if key in column]].any(axis=1)
+    left = ~fits[:, [column[option] for option in pool if option in column]].any(axis=1)
     while left.any():
         serves = fits[left].sum(axis=0)
         total = np.minimum(loss[left], MOST_COUNTED).sum(axis=0)

@@ -1,11 +1,12 @@
-"""One view of the matmul workloads, and the size at which a workload is priced."""
+"""What families are asked about: a workload on a device, its sizes, and one view of matmuls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from ..hardware import DeviceSpec
 from ..workload import (
     DTYPE_BYTES,
     Attention,
@@ -20,6 +21,8 @@ from ..workload import (
 from ..workload.chain import BATCH
 from ..workload.operators import ACTIVATIONS
 from ..workload.roofline import slots_of
+
+W = TypeVar("W", bound=Any)
 
 
 class AttentionSize(NamedTuple):
@@ -243,13 +246,22 @@ def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
     return sum(moved.get(name, 0) for name in ("q", "out", "bias", "mask"))
 
 
-def rows_of(work: Workload, size: Size) -> int:
-    """Return the rows that tiles of `block_m` cover: query rows for an `Attention`."""
-    if isinstance(work, Attention):
-        return attention_size(work, size).q_len
+def rows_at(size: Size) -> int:
+    """Return the rows at which a matmul workload is priced.
+
+    Raises
+    ------
+    TypeError
+        If `size` is that of an attention.
+    """
     if not isinstance(size, int):
         raise TypeError(f"a matmul workload is priced at a number of rows, not at {size!r}")
     return size
+
+
+def rows_of(work: Workload, size: Size) -> int:
+    """Return the rows that tiles of `block_m` cover: query rows for an `Attention`."""
+    return attention_size(work, size).q_len if isinstance(work, Attention) else rows_at(size)
 
 
 def sizes_of(work: Workload, size: Size) -> dict[str, int]:
@@ -262,12 +274,11 @@ def sizes_of(work: Workload, size: Size) -> dict[str, int]:
     return {"rows": rows_of(work, size), "batch": PRICED_BATCH}
 
 
-def box_sizes(work: Workload, size: Size) -> dict[str, int]:
+def box_sizes(size: Size) -> dict[str, int]:
     """Return a size as what plans are chosen by, under the names of a `Box`."""
-    if not isinstance(work, Attention):
-        return {"rows": rows_of(work, size)}
-    batch, rows, keys = attention_size(work, size)
-    return {"rows": rows, "keys": keys, "batch": batch}
+    if isinstance(size, int):
+        return {"rows": size}
+    return {"rows": size.q_len, "keys": size.kv_len, "batch": size.batch}
 
 
 def tiled_rows(work: Workload, size: Size) -> int:
@@ -281,3 +292,50 @@ def dtypes_of(work: Workload) -> frozenset[str]:
     """Return the element types of the tensors that a kernel reads and writes."""
     operands = (*work.graph.inputs, *work.graph.outputs)
     return frozenset(o.dtype for o in operands if o.shape is not None)
+
+
+def most_rows(work: Workload, upper: int | None) -> int | None:
+    """Return the largest size of a range that ends at `upper`, None if nothing bounds it."""
+    dim = work.ranged["rows"]
+    bound = dim if isinstance(dim, int) else dim.upper
+    known = [size for size in (upper, bound) if size is not None]
+    return min(known, default=None)
+
+
+@dataclass(frozen=True)
+class Problem(Generic[W]):
+    """A workload on a device: what families are asked about.
+
+    Parameters
+    ----------
+    work : Workload
+        What is computed.
+    dev : DeviceSpec
+        Where.
+    most : int, optional
+        Rows, or query positions, up to which a plan is asked to serve; by default, what it can.
+    """
+
+    work: W
+    dev: DeviceSpec
+    most: int | None = None
+
+    def is_plain(self, kind: str, *classes: type) -> bool:
+        """Tell whether the device is of a kind, and the workload of a class, without adapters."""
+        alike = self.dev.kind == kind and isinstance(self.work, classes)
+        return alike and not self.work.is_adapted
+
+    @cached_property
+    def shape(self) -> MatmulShape:
+        """The view of a matmul in which features that turn together are parts of a column."""
+        return matmul_shape(self.work)
+
+    @cached_property
+    def columns(self) -> MatmulShape:
+        """The view of a matmul in which they are columns of their own."""
+        return matmul_shape(self.work, pairs=False)
+
+    def at(self, size: Size) -> Size:
+        """Return a size with what the workload knows; of a matmul, it must be a number of rows."""
+        is_attention = isinstance(self.work, Attention)
+        return attention_size(self.work, size) if is_attention else rows_at(size)

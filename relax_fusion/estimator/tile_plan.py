@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import TilePlanError
 from ..validation import Count, Natural, check, read
+from .shape import Size, box_sizes
 
 PLAN_ATTR = "relax_fusion.tile_plan"
 """The PrimFunc attribute that carries a `PlanTable`."""
@@ -186,6 +187,10 @@ class PlanTable:
     def plan_for(self, rows: int, **sizes: int) -> TilePlan:
         """Return the plan that serves so many rows (query positions), and `keys` and `batch`."""
         return next(plan for box, plan in self.boxes if box.holds(rows=rows, **sizes))
+
+    def plan_at(self, size: Size) -> TilePlan:
+        """Return the plan that serves a size."""
+        return self.plan_for(**box_sizes(size))
 
     def to_attr(self) -> list[dict[str, Any]]:
         """Return the table as a list of flat dictionaries: plans, each with the bounds of its box.

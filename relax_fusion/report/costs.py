@@ -12,7 +12,6 @@ from ..estimator import AttentionSize, Prediction, Size, choose, predict
 from ..estimator.baseline import predict_apart
 from ..estimator.family import Backend
 from ..estimator.prediction import DRAM_EFFICIENCY
-from ..estimator.shape import box_sizes
 from ..estimator.tile_plan import PlanTable
 from ..hardware import DeviceSpec
 from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
@@ -192,7 +191,7 @@ def planned(
     size = size_of(item, work, values)
     if size is None:
         return None, ""
-    plan = plans.plan_for(**box_sizes(work, size))
+    plan = plans.plan_at(size)
     return predict(work, plan, dev, size), plan.text
 
 

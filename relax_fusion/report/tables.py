@@ -10,7 +10,6 @@ from textwrap import indent, wrap
 from typing import TYPE_CHECKING, TypeVar
 
 from ..estimator import AttentionSize, RangePrediction, format_seconds
-from ..estimator.shape import box_sizes
 from ..validation import printable
 from ..workload import Graph
 from .calls import Call
@@ -133,7 +132,7 @@ def tile_text(decision: Decision, prediction: RangePrediction) -> str:
     """Return the tiles that serve the size of a prediction."""
     plans, work = decision.plans, decision.workload
     assert plans is not None and work is not None, "a fused chain has plans and a workload"
-    return plans.plan_for(**box_sizes(work, prediction.size)).text
+    return plans.plan_at(prediction.size).text
 
 
 def size_text(prediction: RangePrediction) -> str:

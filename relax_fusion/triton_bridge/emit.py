@@ -15,7 +15,8 @@ from ..compute import description, dims_of, within
 from ..errors import KernelError, LoweringError
 from ..estimator.families.generated.plan import GeneratedPlan
 from ..estimator.ranges import served
-from ..estimator.registry import is_launched, most_rows
+from ..estimator.registry import is_launched
+from ..estimator.shape import most_rows
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of

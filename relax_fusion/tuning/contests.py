@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ..errors import Decline
 from ..estimator.choose import choose
-from ..estimator.family import Backend
+from ..estimator.family import Backend, Option
 from ..estimator.ranges import Range, by_box, ranges, together
-from ..estimator.registry import candidates, family_of, launchable, predict
+from ..estimator.registry import options, predict
 from ..estimator.search import asked_in, price
-from ..estimator.shape import Size, box_sizes
+from ..estimator.shape import Problem, Size
 from ..estimator.tile_plan import Box, PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..workload import Workload
@@ -62,13 +62,13 @@ def contests_of(
     work: Workload, dev: DeviceSpec, backend: Backend, table: PlanTable, most: int = MOST
 ) -> list[Contest]:
     """Return contests between the plans of a table and others, as `shortlist` does."""
-    found = list(candidates(work, dev, backend))
+    found = list(options(Problem(work, dev), backend))
     contests = []
-    for each in ranges(work, together({family_of(plan).breaks for plan in found})):
-        plans = _nearest(found, work, dev, each, most)
-        (told_in,) = by_box(work, [each], {each.told: None})
+    for each in ranges(work, together({option.family.breaks for option in found})):
+        plans = _nearest(found, each, most)
+        (told_in,) = by_box([each], {each.told: None})
         for box, sizes in each.cells:
-            first = table.plan_for(**box_sizes(work, sizes[-1]))
+            first = table.plan_at(sizes[-1])
             others = [plan for plan in plans if plan != first]
             seconds = predict(work, first, dev, sizes[-1]).seconds
             told = [each.told] if box == told_in else []
@@ -77,13 +77,9 @@ def contests_of(
     return contests
 
 
-def _nearest(
-    found: Sequence[TilePlan], work: Workload, dev: DeviceSpec, each: Range, most: int
-) -> list[TilePlan]:
+def _nearest(found: Sequence[Option], each: Range, most: int) -> list[TilePlan]:
     """Return plans of which each is among the best in some cell of a range, the best first."""
-    cells = [sizes for _, sizes in each.cells]
-    usable = launchable(found, work, each.upper)
-    (priced,) = price(work, dev, [asked_in(usable, work, dev, cells, each.told)])
-    ranked = [loss.argsort(kind="stable") for loss in priced.losses(cells)]
+    (priced,) = price([asked_in(found, each)])
+    ranked = [loss.argsort(kind="stable") for loss in priced.losses([s for _, s in each.cells])]
     in_turn = dict.fromkeys(i for places in zip(*ranked, strict=True) for i in places)
-    return [priced.plans[i] for i in in_turn][:most]
+    return [priced.options[i].plan for i in in_turn][:most]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from relax_fusion.estimator import Problem, violations
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
@@ -98,8 +99,8 @@ class Case:
     @property
     def is_allowed(self) -> bool:
         family = CudaMatmul()
-        wrong = [*family.violations(self.plan, self.work, H200)]
-        return family.refuses(self.work, H200) is None and not wrong
+        wrong = [*violations(self.plan, self.work, H200)]
+        return family.refuses(Problem(self.work, H200)) is None and not wrong
 
     def inputs(self) -> dict[str, np.ndarray]:
         """Return operands of few bits, whose products and sums float32 holds."""

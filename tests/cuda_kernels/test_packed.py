@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from relax_fusion.estimator import Problem
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.workload import Packed, Projection
 from relax_fusion.workload.reference import evaluate
@@ -19,11 +20,11 @@ from .packed_cases import PACKED, Q4, Q8, bfloat16, packed, plan
 
 def refusal(form: Packed, k: int = 256, **changes: object) -> str | None:
     work = packed(matmul(dtype=str(changes.pop("dtype", "float16"))), form, k)
-    return CudaMatmul().refuses(replace(work, **changes), H200)
+    return CudaMatmul().refuses(Problem(replace(work, **changes), H200))
 
 
 def violations(case: Case, **fields: int) -> list[str]:
-    return [*CudaMatmul().violations(replace(case.plan, **fields), case.work, H200)]
+    return [*violations(replace(case.plan, **fields), case.work, H200)]
 
 
 def test_the_cases_are_of_plans_that_the_family_allows() -> None:

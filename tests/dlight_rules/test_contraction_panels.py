@@ -15,7 +15,7 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
-from relax_fusion.estimator.families.panels import PanelPlan
+from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
@@ -32,8 +32,8 @@ NAMES = [
 ]
 
 
-def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> PanelPlan:
-    return PanelPlan(
+def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> CpuPlan:
+    return CpuPlan(
         *(*reg, work.k), reg_m=reg[0], reg_n=reg[1], lanes=lanes, family="panels", split_m=split_m
     )
 

@@ -17,7 +17,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu import contraction
 from relax_fusion.dlight_rules.cpu.field_lookup import looks_up
-from relax_fusion.estimator.families.panels import PanelPlan
+from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.families.words import WordVectors
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.matching.expressions import found_in, substitute, variables_of
@@ -69,8 +69,8 @@ def words(work: Work, reg: tuple[int, int], block_n: int = 8, lanes: int = 8) ->
     )
 
 
-def panels(work: Work) -> PanelPlan:
-    return PanelPlan(3, 8, work.k, reg_m=3, reg_n=8, lanes=4, family="panels")
+def panels(work: Work) -> CpuPlan:
+    return CpuPlan(3, 8, work.k, reg_m=3, reg_n=8, lanes=4, family="panels")
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
@@ -225,6 +225,6 @@ def test_panels_are_unpacked_by_vectors(layout: str) -> None:
     form = replace(Q4, axis=-1 if layout == "nk" else -2)
     weight = Projection(128, layout, packed=form)
     work = NormMatmul(ROWS, 256, (weight,), None, "float16", "float16")
-    plan = PanelPlan(6, 32, 256, reg_m=6, reg_n=32, lanes=16, family="panels")
+    plan = CpuPlan(6, 32, 256, reg_m=6, reg_n=32, lanes=16, family="panels")
     source = assembly(work, plan, "skylake-avx512")
     assert not re.search(r"v(p?gather|p?scatter|cvtdq2ps|cvtudq2ps)", source)

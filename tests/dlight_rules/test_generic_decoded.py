@@ -12,7 +12,6 @@ from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.dlight_rules.generic_matmul import plans as generic_plans
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, candidates, choose
-from relax_fusion.estimator.families.few_rows import dequantised
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.registry import table_of
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, TilePlan
@@ -96,7 +95,7 @@ def test_numbers_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("rows", [3, 16])
 def test_numbers_of_wide_blocks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dequantised, "COLUMNS", (32,))
+    monkeypatch.setattr(few_rows, "COLUMNS", (32,))
     case = replace(FEW, n=40, rows=rows, k=128)
     assert plans(scheduled(case))[0].block_n == 32
     check_numbers(case, few_rows.FAMILY)

@@ -9,7 +9,7 @@ import pytest
 
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose, predict
-from relax_fusion.estimator.registry import candidates, family_of, is_launched, table_of
+from relax_fusion.estimator.registry import candidates, is_launched, table_of
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.estimator.tile_plan import OPEN, Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
@@ -18,7 +18,7 @@ from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 from ..support.estimator_cases import CACHE
 
 H200 = device("h200")
-A, B, C = (TilePlan(n, 16, 16, family="cpu_tiles") for n in (1, 2, 4))
+A, B, C = (TilePlan(n, 16, 16, family="words") for n in (1, 2, 4))
 
 
 def test_the_first_box_that_holds_decides() -> None:
@@ -66,7 +66,7 @@ def test_few_kernels_serve_all_batches_and_numbers_of_keys(backend: str) -> None
     losses = []
     for batch, keys in product((1, 8, 64), (128, 1024, 8192)):
         size = AttentionSize(batch, 1, keys)
-        best = min(family_of(p).predict(p, CACHE, H200, size).seconds for p in found)
+        best = min(predict(CACHE, p, H200, size).seconds for p in found)
         served = choice.plans.plan_for(1, keys=keys, batch=batch)
         losses.append(predict(CACHE, served, H200, size).seconds / best)
     assert max(losses) < 1.4 and sum(losses) / len(losses) < 1.12

@@ -20,6 +20,7 @@ from relax_fusion.estimator import (
     predict_unfused,
     violations,
 )
+from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.ranges import served
 from relax_fusion.estimator.registry import FAMILIES, is_launched
 from relax_fusion.estimator.search import price
@@ -145,9 +146,9 @@ def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, dt
     module = sys.modules[choose.__module__]
     sizes = set()
 
-    def recorded(work, dev, asked):
+    def recorded(asked):
         sizes.update(*(some for _, some in asked))
-        return price(work, dev, asked)
+        return price(asked)
 
     monkeypatch.setattr(module, "price", recorded)
     choose.__wrapped__(norm_matmul(dtype=dtype), GPU, always=True, backend=backend)
@@ -258,7 +259,7 @@ def test_decline_when_nothing_fits(work):
     assert found == Decline(Reason.NO_PLAN, "no tile of any family fits the H200")
 
 
-GOOD = TilePlan(4, 64, 4096, reg_m=4, reg_n=2, lanes=8, family="cpu_tiles")
+GOOD = CpuPlan(4, 64, 4096, reg_m=4, reg_n=2, lanes=8, family="cpu_tiles")
 BAD = replace(GOOD, lanes=16, num_warps=4)
 
 

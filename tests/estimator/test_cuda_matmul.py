@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates
+from relax_fusion.estimator import Problem, candidates, violations
 from relax_fusion.estimator.families.cuda_matmul.tiles import (
     accumulators,
     clusters_at_once,
@@ -28,29 +28,29 @@ from ..support.cuda_plans import (
     WORKS,
     rotated,
 )
-from ..support.estimator_cases import GPU, norm_matmul
+from ..support.estimator_cases import GPU, norm_matmul, plans_of
 
 
 @pytest.mark.parametrize("work", [*WORKS.values(), *OTHERS.values()], ids=[*WORKS, *OTHERS])
 @pytest.mark.parametrize("name", ["h200", "h100", "h100_pcie"])
 def test_plans_fit(work, name) -> None:
     dev = device(name)
-    found = list(FAMILY.plans(work, dev))
+    found = list(plans_of(FAMILY, work, dev))
     assert len(found) == len(set(found))
     assert 100 <= len(found) <= 220
-    assert all(not list(FAMILY.violations(p, work, dev)) for p in found)
+    assert all(not list(violations(p, work, dev)) for p in found)
     # No further stage fits
     more = [replace(p, num_stages=p.num_stages + 1) for p in found if p.num_stages < 12]
-    assert more and all(list(FAMILY.violations(p, work, dev)) for p in more)
+    assert more and all(list(violations(p, work, dev)) for p in more)
 
 
 def test_a_stage_has_as_many_bytes_of_k_whatever_the_dtype() -> None:
-    halves = {replace(p, block_k=1) for p in FAMILY.plans(ALONE, GPU)}
+    halves = {replace(p, block_k=1) for p in plans_of(FAMILY, ALONE, GPU)}
     for work, depth in ((ALONE, 64), (INTEGERS, 128), (TF32, 32)):
-        found = list(FAMILY.plans(work, GPU))
+        found = list(plans_of(FAMILY, work, GPU))
         assert {p.block_k for p in found} == {depth}
         assert {replace(p, block_k=1) for p in found} <= halves
-    tall = {p.wide // p.groups_wide for p in FAMILY.plans(INTEGERS, GPU)}
+    tall = {p.wide // p.groups_wide for p in plans_of(FAMILY, INTEGERS, GPU)}
     assert {8, 16, 24, 32, 48, 256} <= tall and not {40, 56, 72, 104} & tall
 
 
@@ -62,7 +62,7 @@ def test_tirs_tensor_cores_are_for_devices_without_this_kernel(work) -> None:
 
 
 def test_plans_of_every_kind() -> None:
-    one, pair = (list(FAMILY.plans(work, GPU)) for work in WORKS.values())
+    one, pair = (list(plans_of(FAMILY, work, GPU)) for work in WORKS.values())
     assert {p.block_m for p in one} >= set(range(8, 65, 8))
     assert {p.split_k for p in one} == {1, 2, 4, 8}
     for found in (one, pair):
@@ -181,7 +181,7 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("wrong", "work", "sentence"), SENTENCES)
 def test_each_violation_has_its_sentence(wrong, work, sentence) -> None:
-    assert sentence in [*FAMILY.violations(wrong, work, GPU)]
+    assert sentence in [*violations(wrong, work, GPU)]
 
 
 ROTATED = [
@@ -218,7 +218,7 @@ ROTATED = [
 
 @pytest.mark.parametrize(("work", "sentence"), ROTATED)
 def test_which_rotations_are_refused(work: NormMatmul, sentence: str) -> None:
-    assert (FAMILY.refuses(work, GPU) or "") == sentence
+    assert (FAMILY.refuses(Problem(work, GPU)) or "") == sentence
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_which_rotations_are_refused(work: NormMatmul, sentence: str) -> None:
     ],
 )
 def test_each_refusal_has_its_sentence(work, dev, sentence) -> None:
-    assert (FAMILY.refuses(work, device(dev)) or "").startswith(sentence)
+    assert (FAMILY.refuses(Problem(work, device(dev))) or "").startswith(sentence)
 
 
 def test_clusters_of_four_and_eight_leave_multiprocessors_empty() -> None:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relax_fusion.estimator import footprint, predict, violations
 from relax_fusion.estimator.families.cuda_matmul import cost
 from relax_fusion.estimator.families.cuda_matmul.tiles import accumulators, smem_bytes, together
-from relax_fusion.estimator.families.tiled import NEXT_LAUNCH_S, NORM_S
+from relax_fusion.estimator.families.matmuls import NEXT_LAUNCH_S, NORM_S
 from relax_fusion.estimator.gpu_cost import LEAST_S
 from relax_fusion.workload import Projection
 
@@ -26,7 +27,7 @@ from ..support.cuda_plans import (
     plan,
     rotated,
 )
-from ..support.estimator_cases import GPU, norm_matmul
+from ..support.estimator_cases import GPU, norm_matmul, plans_of
 
 
 @pytest.mark.parametrize("rows", [777, 4096])
@@ -34,7 +35,7 @@ def test_a_faster_product_of_fewer_bytes_is_priced_lower(rows: int) -> None:
     """Of as many bytes of k a step copies as much, and multiplies at the rate of its dtype."""
     own = replace(WIDE, block_m=160)
     half, bytes_, words = (
-        FAMILY.predict(replace(own, block_k=depth), work, GPU, rows).seconds
+        predict(work, replace(own, block_k=depth), GPU, rows).seconds
         for work, depth in ((ALONE, 64), (INTEGERS, 128), (TF32, 32))
     )
     assert 0.5 * half < bytes_ < 0.8 * half and 1.5 * half < words < 2.5 * half
@@ -42,7 +43,7 @@ def test_a_faster_product_of_fewer_bytes_is_priced_lower(rows: int) -> None:
 
 def test_results_of_four_bytes_take_longer() -> None:
     wide = replace(ALONE, out_dtype="float32")
-    half, word = (FAMILY.predict(WIDE, w, GPU, 4096).seconds for w in (ALONE, wide))
+    half, word = (predict(w, WIDE, GPU, 4096).seconds for w in (ALONE, wide))
     assert half < word < 1.3 * half
 
 
@@ -50,30 +51,30 @@ def test_a_rotation_takes_longer_and_asks_for_both_features_of_a_pair() -> None:
     turned, same = rotated(ROPE), replace(ALONE, outputs=(Projection(256, "nk"),))
     pairs, features = plan(64, 64), plan(64, 128, groups_n=2, num_warps=12)
     assert accumulators(pairs, 2) == 2 * accumulators(features, 1)  # one warp group less
-    assert FAMILY.footprint(pairs, turned, GPU).smem_bytes == smem_bytes(pairs, 2) + 4096
+    assert footprint(turned, pairs, GPU).smem_bytes == smem_bytes(pairs, 2) + 4096
     for rows in (16, 4096):
         more, less = (
-            FAMILY.predict(p, work, GPU, rows) for p, work in ((pairs, turned), (features, same))
+            predict(work, p, GPU, rows) for p, work in ((pairs, turned), (features, same))
         )
         assert more.flops == less.flops
         assert more.dram_bytes == less.dram_bytes + 2 * rows * 128 * 2  # of cosines and sines
         assert more.seconds > less.seconds
-    found = list(FAMILY.plans(turned, GPU))
-    assert found and not [v for p in found for v in FAMILY.violations(p, turned, GPU)]
+    found = list(plans_of(FAMILY, turned, GPU))
+    assert found and not [v for p in found for v in violations(p, turned, GPU)]
 
 
 def test_what_a_norm_and_another_projection_add() -> None:
     rows, own = 64, SMALL
     with_norm, without = norm_matmul(), ALONE
-    more = FAMILY.predict(own, with_norm, GPU, rows).seconds
-    less = FAMILY.predict(own, without, GPU, rows).seconds
+    more = predict(with_norm, own, GPU, rows).seconds
+    less = predict(without, own, GPU, rows).seconds
     # The bytes of 64 rows take less than the least that a kernel takes
     assert more - less == pytest.approx(NORM_S + LEAST_S)
     unlike = replace(without, outputs=(Projection(6144, "nk"), Projection(6144, "nk", ("bias",))))
-    both = FAMILY.predict(own, unlike, GPU, rows)
+    both = predict(unlike, own, GPU, rows)
     once = GPU.launch_s + cost.RATES.start_s
     assert both.seconds == pytest.approx(2 * less - once + NEXT_LAUNCH_S, abs=1e-8)
-    assert both.waves == 2 * FAMILY.predict(own, without, GPU, rows).waves
+    assert both.waves == 2 * predict(without, own, GPU, rows).waves
 
 
 def test_projections_that_are_alike_share_a_launch() -> None:
@@ -81,7 +82,7 @@ def test_projections_that_are_alike_share_a_launch() -> None:
     three = replace(one, outputs=one.outputs * 3)
     assert together(three) == [[0, 1, 2]]
     assert together(replace(three, outputs=(*one.outputs, Projection(768, "nk")))) == [[0], [1]]
-    alone, all_of = (FAMILY.predict(SMALL, work, GPU, 64).seconds for work in (one, three))
+    alone, all_of = (predict(work, SMALL, GPU, 64).seconds for work in (one, three))
     assert alone < all_of < 1.5 * alone
 
 
@@ -89,15 +90,13 @@ def test_warp_groups_that_take_turns_hide_what_they_store() -> None:
     turns = replace(WIDE, groups_n=1, block_n=128, block_m=160, turns=2)
     shared = replace(turns, groups_n=2, turns=1)
     rows = 64 * 160
-    assert FAMILY.predict(turns, ALONE, GPU, rows).seconds < (
-        FAMILY.predict(shared, ALONE, GPU, rows).seconds
-    )
+    assert predict(ALONE, turns, GPU, rows).seconds < (predict(ALONE, shared, GPU, rows).seconds)
 
 
 def test_residuals_take_time() -> None:
     def seconds(*steps: str) -> float:
         work = replace(ALONE, outputs=(Projection(6144, "nk", steps),))
-        return FAMILY.predict(WIDE, work, GPU, 4096).seconds
+        return predict(work, WIDE, GPU, 4096).seconds
 
     assert seconds() < seconds("residual")
 
@@ -111,10 +110,8 @@ def test_residuals_take_time() -> None:
 )
 def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
     work = WORKS[name]
-    found = list(FAMILY.plans(work, GPU))
-    few, many = (
-        FAMILY.predict(found[pick % len(found)], work, GPU, n) for n in (rows, rows + more)
-    )
+    found = list(plans_of(FAMILY, work, GPU))
+    few, many = (predict(work, found[pick % len(found)], GPU, n) for n in (rows, rows + more))
     assert many.seconds >= few.seconds * (1 - 1e-9)
     assert few.seconds > few.dram_bytes / GPU.dram_bytes_per_s
     assert few.seconds > few.flops / (GPU.tensor_float16_flops_per_s * cost.RATES.tensor)
@@ -126,9 +123,9 @@ def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
 def test_far_from_all_that_was_timed(k, n, rows) -> None:
     work = norm_matmul(k=k, n=n, norm=None)
     found = [
-        FAMILY.predict(p, work, GPU, rows)
-        for p in FAMILY.plans(work, GPU)
-        if not list(FAMILY.violations(p, work, GPU))
+        predict(work, p, GPU, rows)
+        for p in plans_of(FAMILY, work, GPU)
+        if not list(violations(p, work, GPU))
     ]
     least = min(found, key=lambda each: each.seconds)
     floor = max(
@@ -141,7 +138,7 @@ def test_far_from_all_that_was_timed(k, n, rows) -> None:
 
 def test_the_bound_is_the_longest_time() -> None:
     wide = norm_matmul(n=65536, norm=None)
-    assert FAMILY.predict(SMALL, norm_matmul(n=256, k=256, norm=None), GPU, 1).bound == "launch"
-    assert FAMILY.predict(replace(SMALL, num_stages=12), wide, GPU, 1).bound == "dram"
-    assert FAMILY.predict(WIDE, wide, GPU, 8192).bound == "compute"
-    assert FAMILY.predict(replace(SMALL, num_stages=1), wide, GPU, 64).bound == "latency"
+    assert predict(norm_matmul(n=256, k=256, norm=None), SMALL, GPU, 1).bound == "launch"
+    assert predict(wide, replace(SMALL, num_stages=12), GPU, 1).bound == "dram"
+    assert predict(wide, WIDE, GPU, 8192).bound == "compute"
+    assert predict(wide, replace(SMALL, num_stages=1), GPU, 64).bound == "latency"

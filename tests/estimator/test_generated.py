@@ -13,7 +13,7 @@ import pytest
 
 from relax_fusion import DynamicDim, make_target
 from relax_fusion.errors import TilePlanError
-from relax_fusion.estimator import Choice, choose, predict, violations
+from relax_fusion.estimator import Choice, Problem, choose, predict, violations
 from relax_fusion.estimator.families.generated.family import Generated
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
 from relax_fusion.estimator.families.generated.space import descended, plans
@@ -21,7 +21,7 @@ from relax_fusion.estimator.registry import plan_of
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import Chain
 
-from ..support.estimator_cases import GPU
+from ..support.estimator_cases import GPU, plans_of
 from ..support.matmul_chains import TwoMatmuls
 
 FILE = Path(__file__).parents[1] / "data" / "2026-11-23-generated.json"
@@ -133,7 +133,7 @@ def test_tensor_maps_are_for_devices_that_have_them() -> None:
     old = device_of(make_target("a100"))
     plan = replace(PLAN, tensor_maps=1)
     assert any("tensor_maps is 1" in s for s in violations(plan, work_of("G2"), old))
-    assert not any(p.tensor_maps for p in Generated().plans(work_of("G2"), old))
+    assert not any(p.tensor_maps for p in plans_of(Generated(), work_of("G2"), old))
 
 
 def test_dynamic_rows_have_plans_for_their_ranges() -> None:
@@ -146,14 +146,14 @@ def test_dynamic_rows_have_plans_for_their_ranges() -> None:
 
 def test_an_old_gpu_has_no_plan() -> None:
     volta = replace(GPU, capabilities=replace(GPU.capabilities, async_copies=False))
-    assert "no asynchronous copies" in (Generated().refuses(work_of("G1"), volta) or "")
+    assert "no asynchronous copies" in (Generated().refuses(Problem(work_of("G1"), volta)) or "")
 
 
 def test_float32_is_left_to_kernels_that_multiply_it_exactly() -> None:
     work = work_of("G1", dtype="float32")
     said = "products are of float32, generated kernels have float16 and bfloat16"
-    assert Generated().refuses(work, GPU) == said
-    assert Generated().refuses(work_of("G1"), GPU) is None
+    assert Generated().refuses(Problem(work, GPU)) == said
+    assert Generated().refuses(Problem(work_of("G1"), GPU)) is None
 
 
 @pytest.mark.parametrize("name", ["G4", "G6", "G12"])

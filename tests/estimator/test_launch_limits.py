@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from relax_fusion.errors import TilePlanError
-from relax_fusion.estimator import Choice, choose
-from relax_fusion.estimator.registry import GRID_YZ, launch_limits, launchable
+from relax_fusion.estimator import Choice, Problem, choose, violations
+from relax_fusion.estimator.family import Offer, Option
+from relax_fusion.estimator.limits import GRID_YZ
+from relax_fusion.estimator.ranges import Breaks, ranges
+from relax_fusion.estimator.registry import family_of
+from relax_fusion.estimator.search import asked_in
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection
@@ -24,12 +28,18 @@ def work(rows: Dim, n: int = 64, dtype: str = "float32") -> NormMatmul:
 
 def wrong(plan: TilePlan, rows: Dim, n: int = 64) -> list[str]:
     most = rows if isinstance(rows, int) else rows.upper
-    return list(launch_limits(plan, work(rows, n), H200, most))
+    dtype = "float16" if plan is GEMV else "float32"
+    return [s for s in violations(plan, work(rows, n, dtype), H200, most) if "blocks along" in s]
 
 
 def offered(*plans: TilePlan) -> list[TilePlan]:
-    many = work(DynamicDim("n"))
-    return [*launchable(plans, many, None)]
+    """Return the plans that are priced in the open range."""
+    many = Problem(work(DynamicDim("n")), H200)
+    found = [
+        Option(family_of(plan), many, Offer(plan, most=GRID_YZ if plan is DOTS else None))
+        for plan in plans
+    ]
+    return [o.plan for o in asked_in(found, ranges(many.work, Breaks())[-1])[0]]
 
 
 @pytest.mark.parametrize("plan", [DOTS, GEMV])
@@ -50,7 +60,7 @@ def test_heads_and_query_positions_of_attention() -> None:
     plan = TilePlan(16, 32, 64, num_warps=4, family="attention")
     sizes = (1, GRID_YZ * 16 + 1, 128, MANY, MANY, 64, 64)
     many = Attention(*sizes, 0.125, None, None, "float16", "float16")
-    found = list(launch_limits(plan, many, H200, many.q_len))
+    found = [s for s in violations(plan, many, H200, many.q_len) if "blocks along" in s]
     assert len(found) == 2 and "query positions" in found[0] and "heads" in found[1]
 
 
@@ -69,6 +79,6 @@ def test_what_is_chosen_can_be_launched() -> None:
             choice = choose(work(rows, n), H200, always=True)
             assert isinstance(choice, Choice)
             last = choice.plans.entries[-1][1]
-            assert not list(launch_limits(last, work(rows, n), H200, MANY)), last
+            assert not violations(last, work(rows, n), H200, MANY), last
     assert offered(DOTS, TILES) == [TILES]
     assert offered(DOTS) == [DOTS]

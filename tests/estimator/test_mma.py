@@ -8,7 +8,15 @@ from random import Random
 
 import pytest
 
-from relax_fusion.estimator import Footprint, candidates, choose, footprint, predict, violations
+from relax_fusion.estimator import (
+    Footprint,
+    Problem,
+    candidates,
+    choose,
+    footprint,
+    predict,
+    violations,
+)
 from relax_fusion.estimator.families.matmuls import columns_fit
 from relax_fusion.estimator.families.tensor_cores.family import TensorCores
 from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES, SPLITS, SYSTEM_SMEM_BYTES
@@ -300,10 +308,11 @@ def test_no_prediction_is_faster_than_the_tensor_cores():
     ids=["one", "pair", "int8", "tf32"],
 )
 def test_prices_of_many_plans_are_those_of_each(work):
-    family, sizes = TensorCores(), (17, 300, 4096)
+    sizes = (17, 300, 4096)
     some = [p for p in candidates(work, GPU, "tir") if p.family in FAMILIES][::9]
-    found = family.seconds(some, work, GPU, sizes, None)
-    each = [[family.predict(plan, work, GPU, size).seconds for plan in some] for size in sizes]
+    prices = [TensorCores().price(plan, Problem(work, GPU)) for plan in some]
+    found = prices[0].seconds(prices, sizes, None)
+    each = [[predict(work, plan, GPU, size).seconds for plan in some] for size in sizes]
     assert found.tolist() == each
 
 

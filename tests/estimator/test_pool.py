@@ -7,9 +7,9 @@ import json
 import pytest
 
 from benchmarks.suites.matmul.cases import Chain
-from relax_fusion.estimator import Choice, choose, predict
+from relax_fusion.estimator import Choice, Problem, choose, predict
 from relax_fusion.estimator.database import Measured, workload_key
-from relax_fusion.estimator.registry import candidates
+from relax_fusion.estimator.registry import options
 from relax_fusion.estimator.search import price
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim
@@ -33,7 +33,7 @@ def chosen(case: str, model: str, rows: DynamicDim = ROWS) -> tuple:
 @pytest.mark.parametrize(("case", "model"), CHAINS)
 def test_no_size_loses_much_to_a_kernel_that_is_chosen_for_it(case: str, model: str) -> None:
     work, choice = chosen(case, model)
-    (every,) = price(work, H200, [(list(candidates(work, H200, "triton")), SIZES)])
+    (every,) = price([(list(options(Problem(work, H200), "triton")), SIZES)])
     assert len(choice.predictions) < len(choice.plans.boxes)
     assert len({plan for _, plan in choice.plans.boxes}) <= 30
     for rows, seconds in zip(SIZES, every.seconds, strict=True):

@@ -30,6 +30,9 @@ from relax_fusion.estimator import (
     Breaks,
     Choice,
     Footprint,
+    Launches,
+    Offer,
+    Problem,
     Step,
     choose,
     registry,
@@ -79,48 +82,31 @@ class Plain(KernelFamily[NormMatmul]):
     """Loops as they are written; predicted to take no time."""
 
     names = ("plain",)
-    kind = "cpu"
-    takes = (NormMatmul,)
     error = 1.0
     emitter = f"{__name__}:emit"
 
-    def refuses(self, work: NormMatmul, dev: DeviceSpec) -> str | None:
-        return None if isinstance(work.rows, int) else "the rows are dynamic"
+    def takes(self, problem: Problem[Any]) -> bool:
+        return problem.is_plain("cpu", NormMatmul)
 
-    def plans(self, work: NormMatmul, dev: DeviceSpec) -> Iterator[TilePlan]:
-        yield TilePlan(1, 1, work.k, family="plain")
+    def refuses(self, problem: Problem[NormMatmul]) -> str | None:
+        return None if isinstance(problem.work.rows, int) else "the rows are dynamic"
 
-    def violations(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec) -> Iterator[str]:
+    def plans(self, problem: Problem[NormMatmul]) -> Iterator[Offer]:
+        yield Offer(TilePlan(1, 1, problem.work.k, family="plain"))
+
+    def violations(self, plan: TilePlan, problem: Problem[NormMatmul]) -> Iterator[str]:
         if plan.lanes != 1:
             yield f"lanes is {plan.lanes}, plain loops have 1"
 
-    def footprint(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec) -> Footprint:
-        return Footprint(0, 1, 1)
-
-    def steps(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec, size: Any) -> list[Step]:
-        return [Step(1, self.footprint(plan, work, dev), block_s=1e-9, dram_bytes=0.0)]
+    def price(self, plan: TilePlan, problem: Problem[NormMatmul]) -> Launches:
+        foot = Footprint(0, 1, 1)
+        return Launches(problem.dev, foot, lambda _: [Step(1, foot, 1e-9, dram_bytes=0.0)])
 
 
 class Nameless(Plain):
     """A family without an emitter."""
 
     emitter = ""
-
-
-class Launched(Plain):
-    """A family of given launches."""
-
-    def __init__(self, *given: Step) -> None:
-        self.given = given
-
-    def steps(self, *of: Any) -> tuple[Step, ...]:
-        return self.given
-
-
-class Priceless(Plain):
-    """A family that does not say what its kernels cost."""
-
-    steps = KernelFamily.steps
 
 
 class Twin(Plain):
@@ -143,8 +129,8 @@ class Shifted(Plain):
     plan = ShiftedPlan
     emitter = f"{__name__}:emit_shifted"
 
-    def plans(self, work: NormMatmul, dev: DeviceSpec) -> Iterator[TilePlan]:
-        yield ShiftedPlan(1, 1, work.k, family="shifted", shift=3)
+    def plans(self, problem: Problem[NormMatmul]) -> Iterator[Offer]:
+        yield Offer(ShiftedPlan(1, 1, problem.work.k, family="shifted", shift=3))
 
 
 class Undecorated(TilePlan):
@@ -199,7 +185,7 @@ def test_a_number_that_only_one_family_has_reaches_its_emitter() -> None:
 def test_plans_are_read_as_what_their_family_has() -> None:
     register_family(Shifted())
     plan = ShiftedPlan(1, 1, 8, family="shifted", shift=3)
-    table = PlanTable(((16, plan), (None, TilePlan(1, 1, 8, family="cpu_tiles"))))
+    table = PlanTable(((16, plan), (None, TilePlan(1, 1, 8, family="words"))))
     assert table_of(table.to_attr()) == table
     assert plan_of({"block_m": 1, "block_n": 1, "block_k": 8, "family": "shifted"}) == (
         replace(plan, shift=1)
@@ -216,7 +202,7 @@ def test_plans_are_read_as_what_their_family_has() -> None:
 @pytest.mark.usefixtures("_own_registry")
 def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
     register_family(Plain())
-    plan = next(Plain().plans(WORK, CPU))
+    plan = next(Plain().plans(Problem(WORK, CPU))).plan
     assert chosen(WORK, plans=plan) == ["plain"]
     wrong = replace(plan, lanes=2)
     assert violations(wrong, WORK, CPU) == ("lanes is 2, plain loops have 1",)
@@ -236,9 +222,6 @@ def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
                 ("names", "plain", "a tuple of text"),
                 ("names", (), "a tuple of text"),
                 ("language", "python", "'tir', 'triton' or 'cuda'"),
-                ("kind", "CPU", "'gpu' or 'cpu'"),
-                ("takes", NormMatmul, "a tuple of classes"),
-                ("takes", ("NormMatmul",), "a tuple of classes"),
                 ("error", 0, "a number above 0"),
                 ("error", float("nan"), "a number above 0"),
                 ("error", None, "a number above 0"),
@@ -251,8 +234,7 @@ def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
                 ("plan", Undecorated, "a dataclass that derives from TilePlan"),
             )
         ),
-        (Priceless(), "family Priceless: has neither steps nor a predict"),
-        (Twin(), "family Twin: Panels is called 'panels' as well"),
+        (Twin(), "family Twin: CpuTiles is called 'panels' as well"),
     ],
 )
 def test_what_is_no_family_is_refused(family: Any, words: str) -> None:
@@ -280,18 +262,19 @@ def test_emitters_that_make_no_kernel(emitter: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("dev", [CPU, device("h200")], ids=["cpu", "gpu"])
-def test_steps_are_priced_one_after_the_other(dev: DeviceSpec) -> None:
-    one = Step(300, Footprint(0, 32, 128), block_s=2e-6, dram_bytes=1e6, flops=7.0)
+def test_launches_are_priced_one_after_the_other(dev: DeviceSpec) -> None:
+    foot = Footprint(0, 32, 128)
+    one = Step(300, foot, block_s=2e-6, dram_bytes=1e6, flops=7.0)
     other = replace(one, blocks=1, block_s=0.0, dram_bytes=1e9)
-    plan = next(Plain().plans(WORK, CPU))
     first, second, both = (
-        Launched(*steps).predict(plan, WORK, dev, 4) for steps in ([one], [other], [one, other])
+        Launches(dev, foot, lambda _, steps=steps: steps).at(4)
+        for steps in ([one], [other], [one, other])
     )
     assert both.seconds == first.seconds + second.seconds and both.flops == 14
     assert first.bound == "compute" and second.bound == both.bound == "dram"
     assert first.seconds - dev.launch_s >= -(-300 // dev.sm_count) * 2e-6
-    with pytest.raises(TilePlanError, match=f"family Launched: plan {plan.key} has no steps"):
-        Launched().predict(plan, WORK, dev, 4)
+    with pytest.raises(TilePlanError, match="a plan has no launches at 4"):
+        Launches(dev, foot, lambda _: []).at(4)
 
 
 @pytest.mark.usefixtures("_own_registry")

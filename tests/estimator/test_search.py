@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.suites.matmul.cases import Chain
-from relax_fusion.estimator.registry import candidates, family_of
+from relax_fusion.estimator import Problem, predict
+from relax_fusion.estimator.ranges import Range
+from relax_fusion.estimator.registry import options
 from relax_fusion.estimator.search import asked_in, price
+from relax_fusion.estimator.tile_plan import Box
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection
 
@@ -28,21 +31,22 @@ WORKS = {
 @pytest.mark.parametrize("case", WORKS)
 def test_prices_of_many_plans_have_the_bits_of_each(case: str) -> None:
     work = WORKS[case]
-    found = list(candidates(work, H200, "triton"))
-    assert {p.family for p in found} >= {"cuda", "gemv", "pointer"}
-    (priced,) = price(work, H200, [(found, ROWS)])
+    found = list(options(Problem(work, H200), "triton"))
+    assert {o.plan.family for o in found} >= {"cuda", "gemv", "pointer"}
+    (priced,) = price([(found, ROWS)])
     for row, size in zip(priced.seconds, ROWS, strict=True):
-        alone = [family_of(p).predict(p, work, H200, size).seconds for p in found]
+        alone = [predict(work, p, H200, size).seconds for p in (o.plan for o in found)]
         assert row.tolist() == alone
 
 
 def test_ranges_priced_together_are_as_by_themselves() -> None:
     work = WORKS["down"]
-    found = list(candidates(work, H200))
-    asked = [asked_in(found, work, H200, [sizes], 5) for sizes in ([1], [17, 32], [2048, 4096])]
-    together = price(work, H200, asked)
+    found = list(options(Problem(work, H200)))
+    every = (Range(max(sizes), [(Box(), sizes)], 5) for sizes in ([1], [17, 32], [2048, 4096]))
+    asked = [asked_in(found, each) for each in every]
+    together = price(asked)
     for each, some in zip(together, asked, strict=True):
-        (alone,) = price(work, H200, [some])
+        (alone,) = price([some])
         assert (each.seconds == alone.seconds).all()
         assert each.seconds.shape == (len(some[1]), len(some[0]))
-    assert len({len(each.plans) for each in together}) > 1
+    assert len({len(each.options) for each in together}) > 1

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
-from relax_fusion.estimator.families.tiled import NORM_S
+from relax_fusion.estimator import (
+    Choice,
+    Problem,
+    candidates,
+    choose,
+    predict,
+    predict_unfused,
+    violations,
+)
+from relax_fusion.estimator.families.matmuls import NORM_S
 from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.families.triton_matmul.tiles import (
@@ -85,7 +93,7 @@ def test_resources(wanted, work, of_a_thread, smem) -> None:
 def test_where_triton_has_no_kernel_tir_has() -> None:
     work = norm_matmul(dtype="float32")
     assert not any(is_launched(p) for p in candidates(work, GPU, "triton"))
-    assert TritonMatmul().refuses(work, GPU) is not None
+    assert TritonMatmul().refuses(Problem(work, GPU)) is not None
 
 
 def test_where_the_norm_goes() -> None:
@@ -173,9 +181,10 @@ def test_rotating_is_free_but_for_the_pass_over_memory_that_it_saves(family) -> 
 
 def test_only_a_bias_comes_before_a_rotation() -> None:
     biased = replace(ROTATED.outputs[0], epilogue=("bias",))
-    assert TritonMatmul().refuses(replace(ROTATED, outputs=(biased,)), GPU) is None
+    assert TritonMatmul().refuses(Problem(replace(ROTATED, outputs=(biased,)), GPU)) is None
     residual = replace(ROTATED.outputs[0], epilogue=("residual",))
-    assert "rotate a matmul" in TritonMatmul().refuses(replace(ROTATED, outputs=(residual,)), GPU)
+    adding = Problem(replace(ROTATED, outputs=(residual,)), GPU)
+    assert "rotate a matmul" in TritonMatmul().refuses(adding)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

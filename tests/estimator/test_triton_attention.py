@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from relax_fusion.errors import Decline, TilePlanError
-from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
+from relax_fusion.estimator import (
+    AttentionSize,
+    Choice,
+    Problem,
+    candidates,
+    choose,
+    predict,
+    violations,
+)
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan, key_parts
-from relax_fusion.estimator.prediction import Prediction
+from relax_fusion.estimator.prediction import Formula, Prediction
 from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
@@ -124,7 +131,7 @@ def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
 )
 def test_what_no_kernel_computes_gets_plans_for_tir(changes: dict, dev, reason: str) -> None:
     work = attention(**changes)
-    assert (TritonAttention().refuses(work, dev) or "").startswith(reason)
+    assert (TritonAttention().refuses(Problem(work, dev)) or "").startswith(reason)
     assert not any(is_launched(p) for p in candidates(work, dev, "triton"))
 
 
@@ -252,14 +259,14 @@ def test_a_large_batch_of_unknown_size_keeps_its_speed() -> None:
 
 def test_a_choice_prices_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of some 60 plans at two corners of some 50 boxes, where all sizes are dynamic."""
-    counted: list[TilePlan] = []
-    price = TritonAttention.predict
+    counted: list[AttentionSize] = []
+    price = Formula.at
 
-    def predict(self: TritonAttention, plan: TilePlan, *args: Any) -> Prediction:
-        counted.append(plan)
-        return price(self, plan, *args)
+    def counting(self: Formula, size: AttentionSize) -> Prediction:
+        counted.append(size)
+        return price(self, size)
 
-    monkeypatch.setattr(TritonAttention, "predict", predict)
+    monkeypatch.setattr(Formula, "at", counting)
     work = attention(BATCH, QUERIES, KEYS, heads=(31, 31))
     assert not isinstance(choose(work, H200, backend="triton"), Decline)
     assert len(counted) < 4500

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relax_fusion.estimator import candidates
+from relax_fusion.estimator import Problem, candidates
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
@@ -55,7 +55,7 @@ H200 = device("h200")
 IN_CUDA = [
     case
     for case in [*integer_cases(), *tf32_cases()]
-    if CudaMatmul().refuses(case.work, H200) is None
+    if CudaMatmul().refuses(Problem(case.work, H200)) is None
 ]
 
 

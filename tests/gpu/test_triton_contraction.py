@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates
+from relax_fusion.estimator import Problem, candidates
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
@@ -61,7 +61,7 @@ def _halved(case: Case) -> Case:
 
 
 H200 = device("h200")
-CASES = [c for c in map(_halved, cases()) if TritonMatmul().refuses(c.work, H200) is None]
+CASES = [c for c in map(_halved, cases()) if TritonMatmul().refuses(Problem(c.work, H200)) is None]
 
 
 def _one_of_each(work: NormMatmul | GatedFFN) -> list[TilePlan]:

@@ -22,7 +22,7 @@ from tvm.runtime import tensor
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import TilingError
-from relax_fusion.estimator import candidates
+from relax_fusion.estimator import Problem, candidates
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan, block_k
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
@@ -146,7 +146,7 @@ def _unsupported(work: Workload) -> bool:
     if isinstance(work, Chain) or work.is_adapted:
         return True
     family = TritonAttention() if isinstance(work, Attention) else TritonMatmul()
-    return family.refuses(work, H200) is not None
+    return family.refuses(Problem(work, H200)) is not None
 
 
 def _changes_scores(work: Attention) -> bool:
@@ -190,7 +190,7 @@ class Emulated:
         if not has_compiler() or not isinstance(work, NormMatmul | GatedFFN):
             return False
         interpreted = work.norm is not None and work.dtype != "float16"
-        return not interpreted and CudaMatmul().refuses(work, H200) is None
+        return not interpreted and CudaMatmul().refuses(Problem(work, H200)) is None
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         tile = 16, 64, block_k(work.dtype)

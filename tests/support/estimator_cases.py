@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relax_fusion.estimator import AttentionSize, Size
+from relax_fusion.estimator import AttentionSize, KernelFamily, Problem, Size
 from relax_fusion.hardware import DeviceSpec, device, generic_cpu
 from relax_fusion.workload import (
     Attention,
@@ -104,3 +104,8 @@ DEVICES: dict[str, DeviceSpec] = {
 def size_of(work: Workload, rows: int) -> Size:
     """Return a size of `work` in which the dimension that tiles cover is `rows`."""
     return AttentionSize(1, rows, 512) if isinstance(work, Attention) else rows
+
+
+def plans_of(family: KernelFamily[Any], work: Workload, dev: DeviceSpec) -> list[Any]:
+    """Return the plans that a family offers, also those that do not fit."""
+    return [offer.plan for offer in family.plans(Problem(work, dev))]

@@ -8,8 +8,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
-from ...estimator.families.panels import FAMILY as PANELS
-from ...estimator.families.panels import PanelPlan
+from ...estimator.families.cpu_tiles import PANELS, CpuPlan
 from ...estimator.families.words import FAMILY as WORDS
 from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
@@ -63,7 +62,7 @@ def schedule_cpu(
     if present:
         _rows(sch, present, plan)
     if plan.family == PANELS:
-        return _panels(sch, projections, PanelPlan.of(plan))
+        return _panels(sch, projections, CpuPlan.of(plan))
     if vectors is not None:
         return schedule_words(sch, projections, plan, vectors)
     for acc, out in projections:
@@ -71,7 +70,7 @@ def schedule_cpu(
     return sch.mod["main"]
 
 
-def _panels(sch: s_tir.Schedule, projections: Projections, plan: PanelPlan) -> tirx.PrimFunc:
+def _panels(sch: s_tir.Schedule, projections: Projections, plan: CpuPlan) -> tirx.PrimFunc:
     """Schedule the matmuls whose weights are repacked.
 
     Blocks are moved before any is decomposed: its halves alone are no valid blocks.

@@ -8,7 +8,7 @@ from tvm.target import Target
 from ...compute.scheduled_chain import scheduled_chain, scheduled_parts
 from ...compute.weight_panels import TURNED, Packing
 from ...estimator.families.cpu_generated.family import CpuChainPlan, schedule_of
-from ...estimator.families.cpu_generated.registers import Registers
+from ...estimator.families.cpu_generated.price import Registers
 from ...estimator.families.cpu_products import products_of, registers_of
 from ...estimator.families.generated.plan import many
 from ...estimator.tile_plan import TilePlan

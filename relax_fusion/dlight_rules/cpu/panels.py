@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tvm import s_tir, tirx
 
-from ...estimator.families.panels import PanelPlan
+from ...estimator.families.cpu_tiles import CpuPlan
 from ...tvm_ir import SBlockRV
 from .. import steps
 from .vector_transpose import is_moved, transpose_in_registers
@@ -17,7 +17,7 @@ def place_panels(
     sch: s_tir.Schedule,
     blocks: tuple[SBlockRV, SBlockRV],
     packed: Sequence[SBlockRV],
-    plan: PanelPlan,
+    plan: CpuPlan,
 ) -> SBlockRV:
     """Give tasks a panel each, which they pack and take through tiles of rows.
 

@@ -9,7 +9,6 @@ from tvm import tirx
 from ...errors import Decline, Reason
 from ...estimator import choose, predict
 from ...estimator.choose import Choice
-from ...estimator.families.few_rows import dequantised
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.matmuls import SCALAR_FAMILIES
 from ...estimator.families.tensor_cores import tiles as mma
@@ -113,7 +112,7 @@ def _dequantised(
     work = form.workload()
     if isinstance(work, Decline):
         return work
-    found = [Planned(*entry) for entry in dequantised.few_rows_plans(work, dev)]
+    found = [Planned(*entry) for entry in few_rows.few_rows_plans(work, dev)]
     if isinstance(work.rows, int) and found:
         return form, work, found
     choice = choose(work, dev, always=True, backend="tir")
@@ -150,14 +149,14 @@ def _plan_of(table: PlanTable, upper: int | None, rows: int) -> TilePlan:
 def dequantisable(form: GenericMatmul) -> GenericMatmul | None:
     """Return `form` with its computed weight along k; None if it is not of few loads there."""
     n, k = form.size(form.columns), form.size((form.k,))
-    if form.x.view is None or form.w.view is not None or int(k) % dequantised.PIECE:
+    if form.x.view is None or form.w.view is not None or int(k) % few_rows.PIECE:
         return None
     along_k = replace(form, layout="nk")
 
     def element(column: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
         return element_of(along_k, along_k.w, column, k)
 
-    neighbours = Neighbours(element, (int(n), int(k)), dequantised.PIECE)
+    neighbours = Neighbours(element, (int(n), int(k)), few_rows.PIECE)
     return along_k if neighbours.is_supported else None
 
 

@@ -20,7 +20,7 @@ from itertools import product
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_warp_sync
 
-from ...estimator.families.few_rows import dequantised
+from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS, SUM_BYTES
 from ...estimator.prediction import ceil_div
@@ -70,7 +70,7 @@ class DequantisedRowsKernel:
     ) -> None:
         """Allocate registers, in the block that is open."""
         self.plan, self.product, self.place, self.launch = plan, product, place, launch
-        self.width = dequantised.width(product.depth)
+        self.width = few_rows.width(product.depth)
         self.steps = ceil_div(product.depth, plan.block_k)
         self.stages = min(plan.num_stages, self.steps)
         self.tiles_m, self.tiles_n = plan.block_m // MMA_ROWS, plan.block_n // MMA_COLUMNS
@@ -170,7 +170,7 @@ class DequantisedRowsKernel:
     def _unit(self, step: tirx.Expr, member: tirx.Expr) -> tirx.Expr:
         """Return which neighbours of its columns a thread has in a step, of all along k."""
         chunks = step * int32(self.plan.num_warps) + self.place.warp
-        return chunks * int32(dequantised.MEMBERS) + member
+        return chunks * int32(few_rows.MEMBERS) + member
 
     def _piece_at(self, step: tirx.Expr) -> tirx.Expr:
         last = self.product.depth // self.width - 1
@@ -206,7 +206,7 @@ class DequantisedRowsKernel:
 
     def _request_rows(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Begin to load the rows of a step: neighbouring lanes copy neighbouring pieces."""
-        pieces = dequantised.MEMBERS * self.width // PIECE  # of a row, for a warp
+        pieces = few_rows.MEMBERS * self.width // PIECE  # of a row, for a warp
         for slot in range(self.x_slots):
             index = self.place.lane + int32(slot * LANES)
             line, piece = index // int32(pieces), index % int32(pieces)
@@ -218,8 +218,8 @@ class DequantisedRowsKernel:
 
     def _copied_piece(self, stage: tirx.Expr, row: tirx.Expr, piece: tirx.Expr) -> tirx.Expr:
         """Return the address of a piece of what this warp has copied of a row."""
-        pieces = dequantised.MEMBERS * self.width // PIECE
-        if pieces > dequantised.MEMBERS:  # else two rows are side by side
+        pieces = few_rows.MEMBERS * self.width // PIECE
+        if pieces > few_rows.MEMBERS:  # else two rows are side by side
             piece = swizzled(row, piece, self.width)
         to = (row * int32(pieces) + piece) * int32(PIECE_BYTES)
         return self._slot(self.base[1], stage, 0) + to.astype("uint32")

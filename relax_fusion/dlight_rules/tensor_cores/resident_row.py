@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tvm import tirx
 
-from ...estimator.families.few_rows.dequantised import MEMBERS
+from ...estimator.families.few_rows.tiles import MEMBERS
 from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import ramp

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, Attention
@@ -15,11 +17,10 @@ from ..cpu_cost import (
     Traffic,
     finish,
 )
-from ..family import KernelFamily
+from ..family import KernelFamily, Offer
 from ..limits import core_limits, one_stage
-from ..prediction import Prediction, ceil_div, power_dividing, powers
-from ..shape import Size, attention_qo_bytes, attention_size
-from ..steps import Footprint
+from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing, powers
+from ..shape import Problem, Size, attention_qo_bytes, attention_size
 from ..tile_plan import TilePlan
 from .attention_tiles import (
     FEW_ROWS,
@@ -54,28 +55,33 @@ RESCALE_CYCLES_PER_VECTOR = 2
 class CpuAttention(KernelFamily[Attention]):
     """A task has a tile of query rows, and goes through the keys in blocks."""
 
-    kind = "cpu"
     names = (FAMILY,)
-    takes = (Attention,)
     emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.0
 
-    def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all."""
+        return problem.is_plain("cpu", Attention)
+
+    def plans(self, problem: Problem[Attention]) -> Iterator[Offer]:
         """Yield blocks of rows and keys in powers of two, in register tiles of whole vectors."""
-        lanes = power_dividing(work.v_dim, dev.vector_bytes // 4)
+        work = problem.work
+        lanes = power_dividing(work.v_dim, problem.dev.vector_bytes // 4)
         for block_m in powers(1, most_q(work, 128)):
             for block_n in powers(16, most_kv(work, 256)):
                 # Tall first: of equal prices, 4 rows x 2 vectors measured best (Zen 5).
                 for reg_m in reversed([*powers(1, min(block_m, 4))]):
                     for reg_n in powers(lanes, min(block_n, 4 * lanes)):
                         tile = (block_m, block_n, work.head_dim)
-                        yield TilePlan(*tile, reg_m=reg_m, reg_n=reg_n, lanes=lanes, family=FAMILY)
+                        plan = TilePlan(*tile, reg_m=reg_m, reg_n=reg_n, lanes=lanes, family=FAMILY)
+                        yield Offer(plan)
 
-    def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: Problem[Attention]) -> Iterator[str]:
         """Yield what a core has not, and what vectors do not divide."""
+        work, dev = problem.work, problem.dev
         yield from one_stage(plan)
         yield from holds_features(plan, work)
-        foot = self.footprint(plan, work, dev)
+        foot = _footprint(plan, work)
         yield from core_limits(foot, plan, dev)
         if foot.scratch_bytes > dev.l2_bytes:
             yield (
@@ -86,36 +92,42 @@ class CpuAttention(KernelFamily[Attention]):
             if value % plan.lanes:
                 yield f"lanes is {plan.lanes}, does not divide {name}={value}"
 
-    def footprint(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
-        """Return a register tile, and queries, keys or values (in turn), scores and results."""
-        bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-        width = attention_width(plan)
-        vectors = plan.reg_m * ceil_div(width, plan.lanes)
-        registers = vectors + plan.reg_m + OPERAND_REGISTERS
-        # In float32, beside the result so far
-        staged = bm * d + (0 if bm <= FEW_ROWS else bn * max(d, dv))
-        scratch_bytes = 4 * (staged + bm * bn + bm * dv + ROW_VECTORS * bm)
-        return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
-
-    def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
+    def price(self, plan: TilePlan, problem: Problem[Attention]) -> Formula:
         """Price the key tiles that a row sees, by the model of register tiles, fitted on CPUs."""
-        size = attention_size(work, size)
-        b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
-        group = work.q_heads // work.kv_heads
-        tasks = size.batch * work.kv_heads * ceil_div(size.q_len * group, plan.block_m)
-        mean_steps, most_steps = visible_blocks(
-            work, plan, size, rows=max(1, plan.block_m // group)
-        )
-        step = _attention_step(work, plan, dev)
-        cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)
-        keys = visible_keys(work, size)
-        kv_bytes = size.batch * work.kv_heads * keys * d * b
-        moved = attention_qo_bytes(work, size)
-        kv_loads = tasks * mean_steps * plan.block_n * d * b
-        # The row tiles of a head follow each other: its keys stay in L2 where they fit.
-        head_bytes = keys * d * b + self.footprint(plan, work, dev).scratch_bytes
-        dram = moved + (kv_bytes if head_bytes <= dev.l2_bytes else max(kv_bytes, kv_loads))
-        return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(**size._asdict()))
+        foot = _footprint(plan, problem.work)
+        return Formula(foot, partial(_predict, plan, foot, problem))
+
+
+def _footprint(plan: TilePlan, work: Attention) -> Footprint:
+    """Return a register tile, and queries, keys or values (in turn), scores and results."""
+    bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
+    width = attention_width(plan)
+    vectors = plan.reg_m * ceil_div(width, plan.lanes)
+    registers = vectors + plan.reg_m + OPERAND_REGISTERS
+    # In float32, beside the result so far
+    staged = bm * d + (0 if bm <= FEW_ROWS else bn * max(d, dv))
+    scratch_bytes = 4 * (staged + bm * bn + bm * dv + ROW_VECTORS * bm)
+    return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
+
+
+def _predict(plan: TilePlan, foot: Footprint, problem: Problem[Attention], of: Size) -> Prediction:
+    """Return what a plan costs at a size."""
+    work, dev = problem.work, problem.dev
+    size = attention_size(work, of)
+    b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
+    group = work.q_heads // work.kv_heads
+    tasks = size.batch * work.kv_heads * ceil_div(size.q_len * group, plan.block_m)
+    mean_steps, most_steps = visible_blocks(work, plan, size, rows=max(1, plan.block_m // group))
+    step = _attention_step(work, plan, dev)
+    cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)
+    keys = visible_keys(work, size)
+    kv_bytes = size.batch * work.kv_heads * keys * d * b
+    moved = attention_qo_bytes(work, size)
+    kv_loads = tasks * mean_steps * plan.block_n * d * b
+    # The row tiles of a head follow each other: its keys stay in L2 where they fit.
+    head_bytes = keys * d * b + foot.scratch_bytes
+    dram = moved + (kv_bytes if head_bytes <= dev.l2_bytes else max(kv_bytes, kv_loads))
+    return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(**size._asdict()))
 
 
 def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import TilingError
 from ...hardware import DeviceSpec
@@ -20,13 +20,12 @@ from ...tiling.space import Step
 from ...workload import Chain, NormMatmul, Projection
 from ...workload.graph import Graph
 from ..cpu_cost import SLOT_CYCLES, matmul_on_cpu
-from ..family import Breaks, KernelFamily
+from ..family import Breaks, KernelFamily, Offer
 from ..limits import core_limits, one_stage
-from ..prediction import Prediction, ceil_div, in_a_row, power_dividing
-from ..shape import Size, matmul_shape, sizes_of
-from ..steps import Footprint
+from ..prediction import Footprint, Formula, Prediction, ceil_div, in_a_row, power_dividing
+from ..shape import Problem, Size, matmul_shape, sizes_of
 from ..tile_plan import TilePlan
-from .cpu_generated.registers import DOT_COLUMNS, VECTORS, Registers, other_dtypes, sides_of
+from .cpu_generated.price import DOT_COLUMNS, VECTORS, Registers, other_dtypes, sides_of
 from .generated.plan import loop_sizes, scheduled, space_of
 
 FAMILY = "cpu_products"
@@ -113,22 +112,25 @@ class CpuProducts(KernelFamily[Chain]):
     """Each product of a chain in a loop of its own, for few rows."""
 
     names = (FAMILY,)
-    kind = "cpu"
-    takes = (Chain,)
     emitter = "relax_fusion.dlight_rules.cpu.generated:emit_products"
     error = 1.0
     breaks = Breaks((1, 4, 8, 16, 64, 256))
 
-    def refuses(self, work: Chain, dev: DeviceSpec) -> str | None:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all."""
+        return problem.is_plain("cpu", Chain)
+
+    def refuses(self, problem: Problem[Chain]) -> str | None:
         """Refuse what is not float32, and chains of more than products and maps."""
         try:
-            products_of(work.graph)
+            products_of(problem.work.graph)
         except TilingError as err:
             return str(err)
-        return other_dtypes(work.graph)
+        return other_dtypes(problem.work.graph)
 
-    def plans(self, work: Chain, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: Problem[Chain]) -> Iterator[Offer]:
         """Yield register tiles of few rows, in tasks of several columns."""
+        work, dev = problem.work, problem.dev
         if isinstance(work.rows, int) and work.rows > FEW_ROWS:
             return
         products = products_of(work.graph)
@@ -138,33 +140,40 @@ class CpuProducts(KernelFamily[Chain]):
         for rows in ROWS:
             for tiles in TASK_TILES:
                 tile = (rows, unit * tiles, depth)
-                yield TilePlan(*tile, reg_m=rows, reg_n=unit, lanes=lanes, family=FAMILY)
+                plan = TilePlan(*tile, reg_m=rows, reg_n=unit, lanes=lanes, family=FAMILY)
+                yield Offer(plan)
 
-    def violations(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: Problem[Chain]) -> Iterator[str]:
         """Yield what vectors and columns ask for, and what a core has not."""
         yield from one_stage(plan)
         if plan.block_m != plan.reg_m:
             yield f"block_m is {plan.block_m}, family {FAMILY!r} has reg_m of them"
-        for each in products_of(work.graph):
+        for each in products_of(problem.work.graph):
             length, columns = each.size[each.along], each.size[each.column]
             if length % plan.lanes:
                 yield f"lanes is {plan.lanes}, does not divide {length}, along which a weight lies"
             some = min(plan.block_n, columns)
             if not each.dots and (columns % some or some % plan.lanes):
                 yield f"block_n is {plan.block_n}, cuts {columns} columns into no whole vectors"
-        yield from core_limits(self.footprint(plan, work, dev), plan, dev)
+        yield from core_limits(_footprint(plan, problem.work), plan, problem.dev)
 
-    def footprint(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Footprint:
-        """Return the sums of a register tile, a row of weights, and an element of each row."""
-        vectors = max(DOT_COLUMNS if p.dots else VECTORS for p in products_of(work.graph))
-        sums = plan.reg_m * vectors
-        return Footprint(0, sums + plan.reg_m + vectors, 1, 4 * sums * plan.lanes)
-
-    def predict(self, plan: TilePlan, work: Chain, dev: DeviceSpec, size: Size) -> Prediction:
+    def price(self, plan: TilePlan, problem: Problem[Chain]) -> Formula:
         """Price the loops one after the other, by the model of register tiles."""
-        dims = tuple(sizes_of(work, size).items())
-        each = products_of(work.graph)
-        return in_a_row([_loop(p, plan, dev, loop_sizes(p.graph, dims)[p.row]) for p in each])
+        return Formula(_footprint(plan, problem.work), partial(_predict, plan, problem))
+
+
+def _footprint(plan: TilePlan, work: Chain) -> Footprint:
+    """Return the sums of a register tile, a row of weights, and an element of each row."""
+    vectors = max(DOT_COLUMNS if p.dots else VECTORS for p in products_of(work.graph))
+    sums = plan.reg_m * vectors
+    return Footprint(0, sums + plan.reg_m + vectors, 1, 4 * sums * plan.lanes)
+
+
+def _predict(plan: TilePlan, problem: Problem[Chain], size: Size) -> Prediction:
+    """Return what the loops cost at a size."""
+    dims = tuple(sizes_of(problem.work, size).items())
+    each = products_of(problem.work.graph)
+    return in_a_row([_loop(p, plan, problem.dev, loop_sizes(p.graph, dims)[p.row]) for p in each])
 
 
 def _loop(product: Product, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
-from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ..family import OWN_BASELINE_ERROR, Breaks
+from ...workload import INTEGER_DTYPES
+from ..family import OWN_BASELINE_ERROR, Breaks, Offer
 from ..gpu_cost import ISSUE_PER_CLOCK, L2_SHARE, Rates, resident_blocks
-from ..limits import VECTOR_LOAD_BYTES, one_stage
-from ..prediction import ceil_div, power_dividing, powers
-from ..shape import matmul_shape
-from ..steps import Footprint
+from ..limits import GRID_YZ, VECTOR_LOAD_BYTES, grid_limits, one_stage
+from ..prediction import Footprint, ceil_div, power_dividing, powers
+from ..shape import MatmulShape
 from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
 from .matmuls import (
     DOT_PRODUCTS,
     THREAD_OVERHEAD_REGISTERS,
-    MatmulWork,
+    Columns,
+    GpuMatmul,
+    MatmulProblem,
+    Tile,
+    TilePrice,
     columns_fit,
     matmul_limits,
     refuses_scattered,
 )
 from .tensor_cores import tiles as mma
-from .tiled import Tile, TiledMatmul
 
 COLUMNS = (1, 2, 4)
 STEPS = (1, 2, 4)
@@ -45,26 +47,30 @@ on an H200.  Blocks of each wave normalise anew: 25,000 of two columns took 79 u
 four took 45.  That was measured with weights that are not packed; packed ones do so once."""
 
 
-class DotProducts(TiledMatmul):
+class DotProducts(GpuMatmul):
     """Norm, matmul or gated projections of a row at a time, k contiguous in the weights."""
 
     names = (DOT_PRODUCTS,)
-    takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = OWN_BASELINE_ERROR
     fallback = True
     breaks = Breaks((1, 16))
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse integers where tensor cores do not multiply them, and words across k."""
-        missing = mma.unsupported(matmul_shape(work), dev)
-        return refuses_scattered(work) or (missing if work.dtype in INTEGER_DTYPES else None)
+        is_integer = problem.work.dtype in INTEGER_DTYPES
+        missing = mma.unsupported(problem.shape, problem.dev) if is_integer else None
+        return refuses_scattered(problem) or missing
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
-        """Yield groups of whole warps, each with some columns."""
-        shape = matmul_shape(work)
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+        """Yield groups of whole warps, each with some columns.
+
+        Many rows are left to tensor cores: dot products read all weights once a row.
+        """
+        shape, dev = problem.shape, problem.dev
         if shape.layouts != {"nk"}:
             return
+        last = few_rows.MOST_ROWS if mma.unsupported(shape, dev) is None else None
         lanes = power_dividing(shape.k, VECTOR_LOAD_BYTES // shape.in_bytes)
         for threads in (t for t in THREADS if t > dev.warp_size):
             for along_k in powers(dev.warp_size, threads):
@@ -75,80 +81,71 @@ class DotProducts(TiledMatmul):
                     for step in STEPS:
                         block_k = along_k * lanes * step
                         if shape.k % block_k == 0:
-                            yield TilePlan(
+                            plan = TilePlan(
                                 *(1, block_n, block_k),
                                 reg_n=reg_n,
                                 lanes=lanes,
                                 num_warps=threads // dev.warp_size,
                                 family=DOT_PRODUCTS,
                             )
+                            yield Offer(plan, last=last, most=GRID_YZ)
 
-    def worth(
-        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Leave many rows to tensor cores: dot products read all weights once a row."""
-        many = rows[0] > few_rows.MOST_ROWS and mma.unsupported(matmul_shape(work), dev) is None
-        return () if many else plans
-
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what a block has not, and which groups of threads do not divide k."""
+        shape = problem.shape
         yield from one_stage(plan)
         if plan.block_m != 1:
             yield f"block_m is {plan.block_m}, family {DOT_PRODUCTS!r} takes 1 row"
-        if matmul_shape(work).layouts != {"nk"}:
+        if shape.layouts != {"nk"}:
             yield f"family {DOT_PRODUCTS!r} takes weights [n, k], some are [k, n]"
-        foot = self.footprint(plan, work, dev)
-        yield from matmul_limits(foot, plan, work, dev, is_static=True)
-        yield from _groups(plan, work.k, dev)
+        foot = _footprint(plan, shape, problem.dev)
+        yield from matmul_limits(foot, plan, problem, is_static=True)
+        yield from _groups(plan, shape.k, problem.dev)
+        yield from grid_limits({"the rows": problem.most or 0})
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the row in shared memory, and a step of operands in flight."""
-        shape = matmul_shape(work)
-        threads = plan.num_warps * dev.warp_size
-        columns = plan.reg_n * shape.parts
-        x_bytes = 4 if shape.has_norm else shape.in_bytes
-        elements = plan.block_k * (plan.block_n // plan.reg_n) // threads
-        held = ceil_div(elements * (columns * shape.in_bytes + x_bytes), 4)
-        staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k, dev)
-        return Footprint(
-            smem_bytes=(shape.k + STATISTICS) * 4 if staged else 0,
-            registers_per_thread=columns + held + THREAD_OVERHEAD_REGISTERS,
-            threads=threads,
-        )
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+        """Price each row's way through all weights; of packed ones, blocks normalise once."""
+        shape, dev = problem.shape, problem.dev
+        foot, once = _footprint(plan, shape, dev), shape.has_norm and shape.unpacked_bytes > 0
+        rates = RATES._replace(start_s=RATES.start_s + once * NORM_WAIT / dev.clock_hz)
+        return TilePrice(dev, foot, _tile(plan, shape, foot, dev), rates, Columns.of(shape))
 
-    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
-        """Return what `plan` asks for; each row goes through all weights."""
-        shape = matmul_shape(work)
-        weights = plan.block_k * plan.block_n * shape.parts
-        issued = weights * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
-        # Sums are float32 FMAs on at most as many lanes as there are
-        pipes = 2.0 * weights * dev.sm_count * dev.clock_hz / dev.fma_float32_flops_per_s
-        anew = shape.has_norm and not shape.unpacked_bytes
-        norm = NORM_WAIT * plan.block_k / shape.k if anew else 0.0
-        return Tile(
-            rows=1,
-            columns=plan.block_n,
-            blocks=1,
-            residents=resident_blocks(self.footprint(plan, work, dev), dev),
-            multiprocessors=dev.sm_count,
-            depth=plan.block_k,
-            clocks=max(issued / ISSUE_PER_CLOCK, pipes),
-            instructions=issued / plan.num_warps + norm,
-            asked_bytes=weights * shape.stored_bytes + plan.block_k * shape.in_bytes,
-            rereads=max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes),
-        )
 
-    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
-        """Return what the kernel reaches; of packed weights, blocks normalise once."""
-        shape = matmul_shape(work)
-        once = shape.has_norm and shape.unpacked_bytes > 0
-        return RATES._replace(start_s=RATES.start_s + once * NORM_WAIT / dev.clock_hz)
+def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint:
+    """Return the row in shared memory, and a step of operands in flight."""
+    threads = plan.num_warps * dev.warp_size
+    columns = plan.reg_n * shape.parts
+    x_bytes = 4 if shape.has_norm else shape.in_bytes
+    elements = plan.block_k * (plan.block_n // plan.reg_n) // threads
+    held = ceil_div(elements * (columns * shape.in_bytes + x_bytes), 4)
+    staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k, dev)
+    return Footprint(
+        smem_bytes=(shape.k + STATISTICS) * 4 if staged else 0,
+        registers_per_thread=columns + held + THREAD_OVERHEAD_REGISTERS,
+        threads=threads,
+    )
 
-    def blocks(
-        self, plan: TilePlan, work: MatmulWork, most: int | None
-    ) -> Iterator[tuple[str, int]]:
-        """Yield the rows, each of which has blocks of its own."""
-        yield "the rows", most or 0
+
+def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> Tile:
+    """Return what a plan asks for."""
+    weights = plan.block_k * plan.block_n * shape.parts
+    issued = weights * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
+    # Sums are float32 FMAs on at most as many lanes as there are
+    pipes = 2.0 * weights * dev.sm_count * dev.clock_hz / dev.fma_float32_flops_per_s
+    anew = shape.has_norm and not shape.unpacked_bytes
+    norm = NORM_WAIT * plan.block_k / shape.k if anew else 0.0
+    return Tile(
+        rows=1,
+        columns=plan.block_n,
+        blocks=1,
+        residents=resident_blocks(foot, dev),
+        multiprocessors=dev.sm_count,
+        depth=plan.block_k,
+        clocks=max(issued / ISSUE_PER_CLOCK, pipes),
+        instructions=issued / plan.num_warps + norm,
+        asked_bytes=weights * shape.stored_bytes + plan.block_k * shape.in_bytes,
+        rereads=max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes),
+    )
 
 
 def stages_norm(k: int, dev: DeviceSpec) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, Attention
-from ..family import KernelFamily
+from ..family import KernelFamily, Launches, Offer
 from ..gpu_cost import (
     L2_SHARE,
     MEMORY_LATENCY_S,
@@ -15,10 +17,9 @@ from ..gpu_cost import (
     SOFTMAX_FLOPS_PER_SCORE,
     resident_blocks,
 )
-from ..limits import block_limits, one_stage, vector_loads
-from ..prediction import ceil_div, powers
-from ..shape import Size, attention_qo_bytes, attention_size
-from ..steps import Footprint, Step
+from ..limits import block_limits, grid_limits, one_stage, vector_loads
+from ..prediction import Footprint, Step, ceil_div, powers
+from ..shape import Problem, Size, attention_qo_bytes, attention_size
 from ..tile_plan import TilePlan
 from .attention_tiles import (
     ROW_VECTORS,
@@ -30,7 +31,7 @@ from .attention_tiles import (
     visible_blocks,
     visible_keys,
 )
-from .fma import latency_hidden, load_rounds, simt_clocks
+from .fma_tiles import latency_hidden, load_rounds, simt_clocks
 from .matmuls import THREAD_OVERHEAD_REGISTERS
 
 FAMILY = "fma_attention"
@@ -44,88 +45,99 @@ class FmaAttention(KernelFamily[Attention]):
     """A block has a tile of query rows in shared memory; FMAs multiply."""
 
     names = (FAMILY,)
-    takes = (Attention,)
     emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.2
     fallback = True
 
-    def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all."""
+        return problem.is_plain("gpu", Attention)
+
+    def plans(self, problem: Problem[Attention]) -> Iterator[Offer]:
         """Yield tiles whose register tiles keep at least half of the threads busy."""
+        work = problem.work
         for block_m in powers(1, most_q(work, 128)):
             for block_n in powers(16, most_kv(work, 256)):
                 for num_warps in (1, 2, 4, 8):
                     for reg_m, reg_n in FMA_TILES:
                         tiles = block_m * block_n // (reg_m * reg_n)
                         if block_m % reg_m == 0 and tiles >= num_warps * 16:
-                            yield TilePlan(
+                            plan = TilePlan(
                                 *(block_m, block_n, work.head_dim),
                                 reg_m=reg_m,
                                 reg_n=reg_n,
                                 num_warps=num_warps,
                                 family=FAMILY,
                             )
+                            yield Offer(plan)
 
-    def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: Problem[Attention]) -> Iterator[str]:
         """Yield what a block has not; shared memory is declared statically."""
+        work = problem.work
         yield from one_stage(plan)
         yield from holds_features(plan, work)
-        foot = self.footprint(plan, work, dev)
-        yield from block_limits(foot, plan, work, dev, is_static=True)
+        foot = _footprint(plan, work, problem.dev)
+        yield from block_limits(foot, plan, problem, is_static=True)
         yield from vector_loads(plan, work.dtype, head_extents(work))
+        yield from grid_limits({"the heads": work.q_heads})  # queries lie along the first dimension
 
-    def footprint(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
-        """Return the tiles of queries, of keys or values (in turn), of scores, and row vectors."""
-        bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-        width = attention_width(plan)
-        threads = max(plan.num_warps, 1) * dev.warp_size
-        # A row of scores is one longer than its keys, against bank conflicts.
-        scores = 4 * (bm * (bn + 1) + ROW_VECTORS * bm)
-        smem = (bm * d + bn * max(d, dv)) * DTYPE_BYTES[work.dtype] + scores
-        tile = plan.reg_m * math.gcd(dv, width)
-        kept = ceil_div(bm * dv // tile, threads) * tile
-        operands = plan.reg_m * width + plan.reg_m + width
-        return Footprint(smem, kept + operands + THREAD_OVERHEAD_REGISTERS, threads)
+    def price(self, plan: TilePlan, problem: Problem[Attention]) -> Launches:
+        """Price the launch; tiles that a causal mask hides are skipped."""
+        foot = _footprint(plan, problem.work, problem.dev)
+        return Launches(problem.dev, foot, partial(_steps, plan, foot, problem))
 
-    def steps(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Iterator[Step]:
-        """Yield the launch; tiles that a causal mask hides are skipped."""
-        size, foot = attention_size(work, size), self.footprint(plan, work, dev)
-        b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
-        group = work.q_heads // work.kv_heads  # whose rows share tiles
-        tiles_m = ceil_div(size.q_len * group, plan.block_m)
-        blocks = size.batch * work.kv_heads * tiles_m
-        mean_steps, most_steps = visible_blocks(work, plan, size, max(1, plan.block_m // group))
-        scores = plan.block_m * plan.block_n
-        # The matrix units, the exponentials and the rest of the softmax take turns within a block.
-        step_s = _attention_products_s(work, plan, foot, dev, blocks)
-        step_s += scores / (SFU_PER_CLOCK * dev.clock_hz)
-        step_s += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
-        keys = visible_keys(work, size)
-        kv_bytes = size.batch * work.kv_heads * keys * d * b
-        qo_bytes = attention_qo_bytes(work, size)
-        kv_loads = blocks * mean_steps * plan.block_n * d * b
-        # Blocks of one wave share the keys of as many heads as the wave covers.
-        slots = dev.sm_count * resident_blocks(foot, dev)
-        heads = min(size.batch * work.kv_heads, ceil_div(slots, tiles_m))
-        wave_kv = heads * keys * d * b
-        miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / max(wave_kv, 1))
-        # Keys and values are staged one after the other
-        rounds = max(load_rounds(foot, plan.block_n * d * b), 2)
-        yield Step(
-            blocks=blocks,
-            foot=foot,
-            block_s=step_s * mean_steps,
-            longest_block_s=step_s * most_steps,
-            chain_s=(most_steps * rounds / plan.num_stages + 2) * MEMORY_LATENCY_S,
-            dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
-            l2_bytes=qo_bytes + kv_loads,
-            flops=work.flops(**size._asdict()),
-        )
 
-    def blocks(
-        self, plan: TilePlan, work: Attention, most: int | None
-    ) -> Iterator[tuple[str, int]]:
-        """Yield the heads: query positions lie along the first dimension."""
-        yield "the heads", work.q_heads
+def _footprint(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
+    """Return the tiles of queries, of keys or values (in turn), of scores, and row vectors."""
+    bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
+    width = attention_width(plan)
+    threads = max(plan.num_warps, 1) * dev.warp_size
+    # A row of scores is one longer than its keys, against bank conflicts.
+    scores = 4 * (bm * (bn + 1) + ROW_VECTORS * bm)
+    smem = (bm * d + bn * max(d, dv)) * DTYPE_BYTES[work.dtype] + scores
+    tile = plan.reg_m * math.gcd(dv, width)
+    kept = ceil_div(bm * dv // tile, threads) * tile
+    operands = plan.reg_m * width + plan.reg_m + width
+    return Footprint(smem, kept + operands + THREAD_OVERHEAD_REGISTERS, threads)
+
+
+def _steps(
+    plan: TilePlan, foot: Footprint, problem: Problem[Attention], of: Size
+) -> Iterator[Step]:
+    """Yield the launch."""
+    work, dev = problem.work, problem.dev
+    size = attention_size(work, of)
+    b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
+    group = work.q_heads // work.kv_heads  # whose rows share tiles
+    tiles_m = ceil_div(size.q_len * group, plan.block_m)
+    blocks = size.batch * work.kv_heads * tiles_m
+    mean_steps, most_steps = visible_blocks(work, plan, size, max(1, plan.block_m // group))
+    scores = plan.block_m * plan.block_n
+    # The matrix units, the exponentials and the rest of the softmax take turns within a block.
+    step_s = _attention_products_s(work, plan, foot, dev, blocks)
+    step_s += scores / (SFU_PER_CLOCK * dev.clock_hz)
+    step_s += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
+    keys = visible_keys(work, size)
+    kv_bytes = size.batch * work.kv_heads * keys * d * b
+    qo_bytes = attention_qo_bytes(work, size)
+    kv_loads = blocks * mean_steps * plan.block_n * d * b
+    # Blocks of one wave share the keys of as many heads as the wave covers.
+    slots = dev.sm_count * resident_blocks(foot, dev)
+    heads = min(size.batch * work.kv_heads, ceil_div(slots, tiles_m))
+    wave_kv = heads * keys * d * b
+    miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / max(wave_kv, 1))
+    # Keys and values are staged one after the other
+    rounds = max(load_rounds(foot, plan.block_n * d * b), 2)
+    yield Step(
+        blocks=blocks,
+        foot=foot,
+        block_s=step_s * mean_steps,
+        longest_block_s=step_s * most_steps,
+        chain_s=(most_steps * rounds / plan.num_stages + 2) * MEMORY_LATENCY_S,
+        dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
+        l2_bytes=qo_bytes + kv_loads,
+        flops=work.flops(**size._asdict()),
+    )
 
 
 def _attention_products_s(

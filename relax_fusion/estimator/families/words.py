@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from ...hardware import DeviceSpec
-from ...workload import GatedFFN, NormMatmul, Packed
+from ...workload import GatedFFN, Packed
 from ...workload.dtypes import STORED_BYTES
 from ..cpu_cost import (
     L3_CYCLES_PER_BYTE,
@@ -25,14 +25,13 @@ from ..cpu_cost import (
     finish,
     norm_cycles,
 )
-from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ..family import Breaks, Offer
 from ..limits import core_limits, one_stage
-from ..prediction import Prediction, ceil_div, power_dividing
-from ..shape import Size, matmul_shape, rows_of
-from ..steps import Footprint
+from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing
+from ..shape import MatmulShape, Size, rows_at
 from ..tile_plan import TilePlan
 from .cpu_tiles import column_blocks
-from .matmuls import MatmulWork, refuses_integers
+from .matmuls import CpuMatmul, MatmulProblem, MatmulWork, refuses_integers
 
 FAMILY = "words"
 
@@ -115,10 +114,10 @@ def word_vectors(work: MatmulWork, lanes: int) -> WordVectors | None:
     return WordVectors(form, lanes, work.k) if along_k else None
 
 
-def _widest(work: MatmulWork, dev: DeviceSpec) -> int:
+def _widest(problem: MatmulProblem) -> int:
     """Return the lanes of the widest vector of words whose scales are whole groups of lanes."""
-    vectors = word_vectors(work, dev.vector_bytes // 4)
-    if vectors is None or matmul_shape(work).layouts != {"nk"}:
+    vectors = word_vectors(problem.work, problem.dev.vector_bytes // 4)
+    if vectors is None or problem.shape.layouts != {"nk"}:
         return 1
     if vectors.form.group % vectors.form.fields:
         return 1
@@ -128,93 +127,89 @@ def _widest(work: MatmulWork, dev: DeviceSpec) -> int:
     return lanes
 
 
-class Words(KernelFamily[MatmulWork]):
+class Words(CpuMatmul):
     """Norm, matmul or gated projections of few rows, by weights that are packed along k."""
 
     names = (FAMILY,)
-    kind = "cpu"
-    takes = (NormMatmul, GatedFFN)
-    emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
-    error = OWN_BASELINE_ERROR
     breaks = Breaks((1, 4, 8, 16))
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse packed weights of which no vector of words is made; others have no plans here."""
-        if not matmul_shape(work).unpacked_bytes:
+        if not problem.shape.unpacked_bytes:
             return None
-        if _widest(work, dev) == 1:
+        if _widest(problem) == 1:
             what = "packed alike, and lie, along k, in words whose groups fill vectors"
             return f"family {FAMILY!r} takes weights that are {what}"
-        return refuses_integers(work, "vectors of words")
+        return refuses_integers(problem, "vectors of words")
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
         """Yield the register tiles that divide the columns, in tasks of several sizes."""
-        shape, lanes = matmul_shape(work), _widest(work, dev)
+        shape, lanes = problem.shape, _widest(problem)
         if lanes == 1:
             return
         exact = [c for c in REG_N if all(n % c == 0 for n in shape.n_parts)]
         for reg_m in REG_M:
             for reg_n in exact:
-                for block_n in column_blocks(shape, dev, reg_n):
-                    yield TilePlan(
-                        *(reg_m, block_n, work.k),
-                        reg_m=reg_m,
-                        reg_n=reg_n,
-                        lanes=lanes,
-                        family=FAMILY,
-                    )
+                for block_n in column_blocks(shape, problem.dev, reg_n):
+                    tile = reg_m, block_n, shape.k
+                    plan = TilePlan(*tile, reg_m=reg_m, reg_n=reg_n, lanes=lanes, family=FAMILY)
+                    yield Offer(plan)
 
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what its vectors ask for, and what a core has not."""
-        if not matmul_shape(work).unpacked_bytes:
+        if not problem.shape.unpacked_bytes:
             yield f"weights are not packed, family {FAMILY!r} unpacks them"
             return
         yield from one_stage(plan)
-        given = {"block_m": plan.reg_m, "block_k": work.k}
+        given = {"block_m": plan.reg_m, "block_k": problem.work.k}
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} here"
-        widest = _widest(work, dev)
+        widest = _widest(problem)
         if plan.lanes > widest:
             yield f"lanes is {plan.lanes}, vectors of whole groups of words have at most {widest}"
-        yield from core_limits(self.footprint(plan, work, dev), plan, dev)
+        yield from core_limits(_footprint(plan, problem.shape), plan, problem.dev)
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the sums over fields, words, an element of x and a constant.
-
-        Sums over chunks are read and written once for each vector of words: they can lie in memory.
-        """
-        columns = plan.reg_n * matmul_shape(work).parts
-        sums = plan.reg_m * columns
-        return Footprint(0, sums + columns + 2, 1, stack_bytes=sums * plan.lanes * 4)
-
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> Formula:
         """Price unpacking and multiplying, rows padded to whole tiles."""
-        shape, rows, vectors = (
-            matmul_shape(work),
-            rows_of(work, size),
-            word_vectors(work, plan.lanes),
-        )
-        assert vectors is not None
-        fields, columns = vectors.form.fields, plan.reg_n * shape.parts
-        products = plan.reg_m * columns * (fields + 1)
-        unpacking = columns * (fields * UNPACK_CYCLES + SCALE_CYCLES)
-        loads = columns * 2 + plan.reg_m * fields
-        step = max((products + unpacking) / dev.fma_per_cycle, loads / LOADS_PER_CYCLE)
-        live = self.footprint(plan, work, dev).registers_per_thread + plan.reg_m * columns
-        step += max(0, live - dev.vector_registers) * SPILL_CYCLES
-        sums = plan.reg_m * columns * plan.lanes * SUM_CYCLES_PER_LANE
-        tile = vectors.chunks * step + sums + TILE_CYCLES
-        in_page = min(plan.reg_n, PAGE_BYTES / vectors.column_bytes)
-        crowding = max(1.0, columns / COLUMNS, in_page / COLUMNS_OF_PAGE)
-        read = shape.weight_bytes / shape.n * plan.reg_n * L3_CYCLES_PER_BYTE * crowding
-        tall = ceil_div(rows, plan.reg_m)
-        task = plan.block_n // plan.reg_n * (tall * tile + read)
-        tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
-        cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
-        cycles += ceil_div(tall, dev.sm_count) * plan.reg_m * work.k * ORDER_CYCLES_PER_ELEMENT
-        cycles += activation_cycles(shape, dev, (rows, tasks), min(plan.lanes, STORED_LANES))
-        moved = rows * shape.row_bytes
-        regions = len(shape.n_parts) + 1 + int(shape.has_norm)
-        traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
-        return finish(traffic, dev, shape.flops(rows))
+        foot = _footprint(plan, problem.shape)
+        return Formula(foot, partial(_predict, plan, foot, problem))
+
+
+def _footprint(plan: TilePlan, shape: MatmulShape) -> Footprint:
+    """Return the sums over fields, words, an element of x and a constant.
+
+    Sums over chunks are read and written once for each vector of words: they can lie in memory.
+    """
+    columns = plan.reg_n * shape.parts
+    sums = plan.reg_m * columns
+    return Footprint(0, sums + columns + 2, 1, stack_bytes=sums * plan.lanes * 4)
+
+
+def _predict(plan: TilePlan, foot: Footprint, problem: MatmulProblem, size: Size) -> Prediction:
+    """Return what a plan costs at a number of rows."""
+    shape, dev, rows = problem.shape, problem.dev, rows_at(size)
+    vectors = word_vectors(problem.work, plan.lanes)
+    assert vectors is not None
+    fields, columns = vectors.form.fields, plan.reg_n * shape.parts
+    products = plan.reg_m * columns * (fields + 1)
+    unpacking = columns * (fields * UNPACK_CYCLES + SCALE_CYCLES)
+    loads = columns * 2 + plan.reg_m * fields
+    step = max((products + unpacking) / dev.fma_per_cycle, loads / LOADS_PER_CYCLE)
+    live = foot.registers_per_thread + plan.reg_m * columns
+    step += max(0, live - dev.vector_registers) * SPILL_CYCLES
+    sums = plan.reg_m * columns * plan.lanes * SUM_CYCLES_PER_LANE
+    tile = vectors.chunks * step + sums + TILE_CYCLES
+    in_page = min(plan.reg_n, PAGE_BYTES / vectors.column_bytes)
+    crowding = max(1.0, columns / COLUMNS, in_page / COLUMNS_OF_PAGE)
+    read = shape.weight_bytes / shape.n * plan.reg_n * L3_CYCLES_PER_BYTE * crowding
+    tall = ceil_div(rows, plan.reg_m)
+    task = plan.block_n // plan.reg_n * (tall * tile + read)
+    tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
+    cycles += ceil_div(tall, dev.sm_count) * plan.reg_m * shape.k * ORDER_CYCLES_PER_ELEMENT
+    cycles += activation_cycles(shape, dev, (rows, tasks), min(plan.lanes, STORED_LANES))
+    moved = rows * shape.row_bytes
+    regions = len(shape.n_parts) + 1 + int(shape.has_norm)
+    traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
+    return finish(traffic, dev, shape.flops(rows))

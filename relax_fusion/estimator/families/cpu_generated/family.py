@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ....errors import TilePlanError, TilingError
 from ....hardware import DeviceSpec
@@ -15,17 +15,15 @@ from ....tiling import Schedule
 from ....workload import Chain
 from ....workload.graph import Graph
 from ....workload.roofline import distinct_bytes
-from ...family import OWN_BASELINE_ERROR, KernelFamily
+from ...family import OWN_BASELINE_ERROR, KernelFamily, Offer
 from ...limits import core_limits, one_stage
-from ...prediction import Prediction
+from ...prediction import Footprint, Formula, Prediction
 from ...ranges import ranges
-from ...shape import Size, sizes_of
-from ...steps import Footprint
+from ...shape import Problem, Size, sizes_of
 from ...tile_plan import TilePlan
 from ..generated.plan import TilingPlan, loop_sizes, scheduled, space_of
 from ..generated.space import result_loops, structures
-from .price import ChainPrice
-from .registers import Registers, other_dtypes, sides_of
+from .price import ChainPrice, Registers, other_dtypes, sides_of
 
 FAMILY = "cpu_generated"
 """The name of the family of generated chains on CPUs."""
@@ -72,15 +70,17 @@ class CpuGenerated(KernelFamily[Chain]):
     """The chain engine on a CPU: a block does all of the chain for its tile of the result."""
 
     names = (FAMILY,)
-    kind = "cpu"
-    takes = (Chain,)
     plan = CpuChainPlan
     emitter = "relax_fusion.dlight_rules.cpu.generated:emit"
     error = OWN_BASELINE_ERROR
 
-    def refuses(self, work: Chain, dev: DeviceSpec) -> str | None:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all."""
+        return problem.is_plain("cpu", Chain)
+
+    def refuses(self, problem: Problem[Chain]) -> str | None:
         """Refuse what is not float32, and products that have no register tiles."""
-        graph = work.graph
+        graph = problem.work.graph
         try:
             space = space_of(graph)
         except TilingError as err:
@@ -95,15 +95,17 @@ class CpuGenerated(KernelFamily[Chain]):
                 return f"{step.out} has no register tiles: it is masked, or no rows by columns"
         return None
 
-    def plans(self, work: Chain, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: Problem[Chain]) -> Iterator[Offer]:
         """Yield the cheapest plans of each size that is priced."""
+        work, dev = problem.work, problem.dev
         found = (size for r in ranges(work, self.breaks) for _, each in r.cells for size in each)
         every = (_cheapest(work.graph, dev, tuple(sizes_of(work, s).items())) for s in found)
-        yield from dict.fromkeys(plan for plans in every for plan in plans)
+        yield from map(Offer, dict.fromkeys(plan for plans in every for plan in plans))
 
-    def violations(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: Problem[Chain]) -> Iterator[str]:
         """Yield why a plan is none for the graph, or needs more than a core has."""
         assert isinstance(plan, CpuChainPlan)
+        work, dev = problem.work, problem.dev
         yield from one_stage(plan)
         try:
             schedule = schedule_of(work.graph, plan)
@@ -113,7 +115,7 @@ class CpuGenerated(KernelFamily[Chain]):
         if schedule.structure.kept:
             names = ", ".join(name for name, _ in schedule.structure.kept)
             yield f"expression is {plan.expression}, which keeps tiles of {names} for a whole loop"
-        foot = self.footprint(plan, work, dev)
+        foot = _footprint(plan, work.graph, dev)
         if foot.scratch_bytes > dev.l2_bytes // 2:
             yield (
                 f"needs {foot.scratch_bytes} B of cache for tiles, half of what a core of the "
@@ -121,20 +123,27 @@ class CpuGenerated(KernelFamily[Chain]):
             )
         yield from core_limits(foot, plan, dev)
 
-    def footprint(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Footprint:
-        """Return the register tile, and the tiles of a block."""
-        assert isinstance(plan, CpuChainPlan)
-        registers = Registers.of(dev)
-        sums = registers.rows * registers.columns
-        vectors = registers.columns // registers.lanes
-        scratch = _price(work.graph, plan, dev).scratch_bytes
-        needed = sums // registers.lanes + vectors + 1
-        return Footprint(0, needed, 1, 4 * sums, scratch)
-
-    def predict(self, plan: TilePlan, work: Chain, dev: DeviceSpec, size: Size) -> Prediction:
+    def price(self, plan: TilePlan, problem: Problem[Chain]) -> Formula:
         """Price the blocks of a plan."""
         assert isinstance(plan, CpuChainPlan)
-        return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
+        work, dev = problem.work, problem.dev
+        foot = _footprint(plan, work.graph, dev)
+        return Formula(foot, partial(_at, plan, problem))
+
+
+def _at(plan: CpuChainPlan, problem: Problem[Chain], size: Size) -> Prediction:
+    sizes = tuple(sizes_of(problem.work, size).items())
+    return _predict(problem.work.graph, plan, problem.dev, sizes)
+
+
+def _footprint(plan: CpuChainPlan, graph: Graph, dev: DeviceSpec) -> Footprint:
+    """Return the register tile, and the tiles of a block."""
+    registers = Registers.of(dev)
+    sums = registers.rows * registers.columns
+    vectors = registers.columns // registers.lanes
+    scratch = _price(graph, plan, dev).scratch_bytes
+    needed = sums // registers.lanes + vectors + 1
+    return Footprint(0, needed, 1, 4 * sums, scratch)
 
 
 def schedule_of(graph: Graph, plan: CpuChainPlan) -> Schedule:

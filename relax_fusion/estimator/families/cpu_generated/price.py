@@ -1,4 +1,4 @@
-"""What a chain costs as one parallel loop over tiles on a CPU.
+"""Register tiles of a chain's products, and what it costs as one parallel loop over tiles on a CPU.
 
 Cycles of statements, as often as the loops around them ask for: register tiles of products, packing
 of weights, vectors of everything else.  They are spread over cores in whole blocks.
@@ -8,27 +8,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from ....hardware import DeviceSpec
-from ....tiling import Compute, Schedule, Store
+from ....tiling import Compute, IterationSpace, Schedule, Store
 from ....tiling.space import Access, Step
+from ....workload import INTEGER_DTYPES
 from ....workload.graph import Graph
+from ....workload.roofline import is_contraction
 from ...cpu_cost import (
     FMA_LATENCY_CYCLES,
-    L2_SPEED,
     L3_CYCLES_PER_BYTE,
-    LOADS_PER_CYCLE,
     SLOT_CYCLES,
     TILE_CYCLES,
     Traffic,
     in_one_loop,
+    l2_cycles_per_byte,
+    vectors_step,
 )
-from ...prediction import Prediction, ceil_div
-from .registers import Registers, sides_of
+from ...prediction import HALF_DTYPES, Prediction, ceil_div
 
 FLOAT_BYTES = 4
+
+MOST_ROWS, VECTORS = 8, 2
+"""Rows of a register tile, and vectors along each: 8 x 32 in float32 is as fast as 4 x 32, and
+faster than 6 x 32, 12 x 32 and 6 x 64 (`2026-11-24-cpu_generated.md`)."""
+
+DOT_COLUMNS = 4
+"""Results of a row of a tile of dot products: weights that lie along their sums are read as fast as
+that, and the rows stay in registers."""
 
 STORE_CYCLES = 3
 """Cycles per vector of sums and tile: set to zero, added to the tile, stored.  Counted."""
@@ -45,6 +55,63 @@ MOVE_CYCLES = 1.0
 
 BLOCK_CYCLES = 2000
 """Cycles of a block beside its statements: buffers are asked for, and given back.  Fitted."""
+
+
+@dataclass(frozen=True)
+class Registers:
+    """A tile of sums in vector registers.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Of the tile; a tensor that has fewer columns has narrower ones.
+    lanes : int
+        Elements of float32 of a vector; `columns` is that times a power of two.
+    """
+
+    rows: int = 8
+    columns: int = 32
+    lanes: int = 16
+
+    @staticmethod
+    def of(dev: DeviceSpec) -> Registers:
+        """Return the register tiles of a CPU: beside the sums are a row of weights and a factor."""
+        lanes = dev.vector_bytes // 4
+        rows = (dev.vector_registers - VECTORS - 1) // VECTORS
+        return Registers(min(MOST_ROWS, rows), VECTORS * lanes, lanes)
+
+    def width(self, columns: int) -> int:
+        """Return the columns of a register tile where a tensor has so many: few are in vain."""
+        widths = [self.columns >> n for n in range((self.columns // self.lanes).bit_length())]
+        return min(widths, key=lambda w: -(-columns // w) * w)
+
+
+def other_dtypes(graph: Graph) -> str | None:
+    """Return a sentence on tensors that no kernel of a CPU takes.
+
+    Half precision is for chains of products and maps: norms and softmaxes of it were not measured.
+    """
+    plain = all(is_contraction(b) for b in graph.blocks if b.combine)
+    known = {"float32", *HALF_DTYPES} if plain else {"float32"}
+    other = ", ".join(sorted({t.dtype for t in graph.tensors} - known))
+    return f"tensors are of {other}, generated kernels of a CPU have float32" if other else None
+
+
+def sides_of(graph: Graph, space: IterationSpace, step: Step) -> tuple[str, str] | None:
+    """Return the loops of the rows and columns of a product's register tiles.
+
+    None where there are none: elements are masked, or the operands are not a row and a column.
+    """
+    block = next(b for b in graph.blocks if b.out == step.out)
+    batch = {a.name for a in space.loops if a.batch}
+    loops = [n for n in step.makes.loops if n not in batch]
+    masked = block.band is not None or block.where is not None
+    whole = graph[step.out].dtype in INTEGER_DTYPES
+    if not step.dtype or masked or whole or len(loops) < 2 or len(step.reads) != 2:
+        return None
+    row, column = loops[-2:]
+    found = sorted((row in read.loops, column in read.loops) for read in step.reads)
+    return (row, column) if found == [(False, True), (True, False)] else None
 
 
 class ChainPrice:
@@ -70,7 +137,7 @@ class ChainPrice:
         sides = {step.out: sides_of(graph, self.space, step) for step in self.space.steps}
         self.sides = {out: each for out, each in sides.items() if each is not None}
         self.behind = self._behind()
-        self.l2_cycles_per_byte = dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
+        self.l2_cycles_per_byte = l2_cycles_per_byte(dev)
 
     def _behind(self) -> dict[str, str]:
         """Return the maps that are done in registers of a product, and what each reads of it."""
@@ -186,16 +253,7 @@ class ChainPrice:
         tiles, vectors = panels * self._parts(row, rows, sizes), width // lanes
         depth, times = (prod(each[n] for n in step.reduced) for each in (sizes, trips))
         streamed = rows * FLOAT_BYTES * self.l2_cycles_per_byte if self._streams(step, row) else 0.0
-        yield (
-            tiles
-            * depth
-            * max(
-                rows * vectors / self.dev.fma_per_cycle,
-                (rows + vectors) / LOADS_PER_CYCLE,
-                FMA_LATENCY_CYCLES,
-                streamed,
-            )
-        )
+        yield tiles * depth * vectors_step(rows, vectors, streamed, self.dev)
         yield tiles * times * (TILE_CYCLES + STORE_CYCLES * rows * vectors)
         narrow = self._narrow_rows(step)
         if narrow is not None:

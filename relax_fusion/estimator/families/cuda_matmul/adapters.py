@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul, narrow_matmuls
-from ...family import KernelFamily
+from ...family import KernelFamily, Option
 from ...prediction import Prediction, ceil_div, next_power
-from ...shape import MatmulShape, matmul_shape
-from ..tiled import NEXT_LAUNCH_S
+from ...shape import MatmulShape, Problem, matmul_shape
+from ..matmuls import NEXT_LAUNCH_S
 from .cost import RATES
 from .tiles import HALF_K, CudaPlan, together
 
@@ -57,24 +57,25 @@ def narrow_plan(
         Up to which it serves; None if nothing bounds them.
     """
     most = family.breaks.open_size if rows is None else rows
-    return _cheapest(family, work, dev, next_power(most))
+    return CudaPlan.of(_cheapest(family, Problem(work, dev), next_power(most)).plan)
 
 
 @lru_cache(maxsize=1024)
-def _cheapest(
-    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec, rows: int
-) -> CudaPlan:
-    plans = family.worth(_plans_alone(family, work, dev), work, dev, (rows, rows))
-    return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
+def _cheapest(family: KernelFamily[NormMatmul], problem: Problem[NormMatmul], rows: int) -> Option:
+    some = (option for option in _alone(family, problem) if option.is_worth(rows, rows))
+    return min(some, key=lambda option: option.price.at(rows).seconds)
 
 
 @lru_cache(maxsize=64)
-def _plans_alone(
-    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec
-) -> list[CudaPlan]:
-    plans = (CudaPlan.of(p) for p in family.plans(work, dev))
-    alone = (p for p in plans if p.multiplying == 1 and p.cluster == p.split_k)
-    return [p for p in alone if next(family.violations(p, work, dev), None) is None]
+def _alone(family: KernelFamily[NormMatmul], problem: Problem[NormMatmul]) -> list[Option]:
+    """Return the plans of one warp group that multiplies, whose blocks share no copies."""
+    found = []
+    for offer in family.plans(problem):
+        plan = CudaPlan.of(offer.plan)
+        alone = plan.multiplying == 1 and plan.cluster == plan.split_k
+        if alone and next(family.violations(plan, problem), None) is None:
+            found.append(Option(family, problem, offer))
+    return found
 
 
 @lru_cache(maxsize=4096)  # for all plans of the whole weights
@@ -82,8 +83,12 @@ def in_front(
     family: KernelFamily[NormMatmul], work: NormMatmul | GatedFFN, dev: DeviceSpec, rows: int
 ) -> list[tuple[float, Prediction]]:
     """Return what each launch of `narrow_works` costs, and the part of the device that it takes."""
-    lows = [(low, narrow_plan(family, low, dev, rows)) for low in narrow_works(work)]
-    return [(taken(p, low, dev, rows), family.predict(p, low, dev, rows)) for low, p in lows]
+    most, found = next_power(rows), []
+    for low in narrow_works(work):
+        option = _cheapest(family, Problem(low, dev), most)
+        part = taken(CudaPlan.of(option.plan), low, dev, rows)
+        found.append((part, option.price.at(rows)))
+    return found
 
 
 def taken(plan: CudaPlan, work: NormMatmul, dev: DeviceSpec, rows: int) -> float:

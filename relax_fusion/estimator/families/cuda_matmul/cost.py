@@ -7,14 +7,12 @@ of k whatever the dtype, so the same operands and copies, and is multiplied at t
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import log2
 
-from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul, Packed
+from ....workload.dtypes import DTYPE_BYTES
 from ...gpu_cost import Rates
 from ...prediction import ceil_div
-from ..tiled import Tile, group_clocks
+from ..matmuls import MatmulProblem, Tile, group_clocks
 from .packed import unpack_clocks
 from .tiles import (
     HALF_K,
@@ -22,6 +20,7 @@ from .tiles import (
     PART,
     SLICES,
     CudaPlan,
+    Form,
     clusters_at_once,
     copies_residual,
     line_bytes,
@@ -56,31 +55,11 @@ L2, and once more for sums that change hands.  Four matmuls of 16 to 777 rows to
 more for each (`2026-11-24-cuda_matmul-rope.log`)."""
 
 
-@lru_cache(maxsize=1 << 12)
-def tile_of(
-    plan: CudaPlan,
-    weights: int,
-    result_bytes: int,
-    packed: Packed | None,
-    in_front: bool,
-    dev: DeviceSpec,
-    peak: float,
-) -> Tile:
-    """Return the tile of a plan.
-
-    Parameters
-    ----------
-    weights : int
-        2 of a gated pair, and of pairs that turn.
-    result_bytes : int
-        Bytes of a result.
-    packed : Packed, optional
-        How the weights are stored that the kernel unpacks.
-    in_front : bool
-        Whether a norm's kernel is in front.
-    peak : float
-        Operations per second of the tensor cores.
-    """
+def tile_of(plan: CudaPlan, form: Form, problem: MatmulProblem) -> Tile:
+    """Return the tile of a plan."""
+    dev, weights, packed = problem.dev, form.weights, form.unpacked(plan)
+    result_bytes = DTYPE_BYTES[problem.work.out_dtype]
+    peak = dev.tensor_flops_per_s(problem.work.dtype)
     tall = weights * plan.tall // PART  # tiles of 64 lines
     parts = tall * plan.groups_wide  # each with its wide lines
     wide = plan.wide / plan.groups_wide
@@ -107,10 +86,11 @@ def tile_of(
         asked_bytes=of_weights / plan.cluster_m,
         sums=sums * (out + MERGED * (plan.parts > 1)),
         elements=sums / weights / plan.parts,
+        store_s=_store_s(plan, form, result_bytes),
         hides=plan.turns > 1,
         meetings=log2(plan.cluster),
         begins=plan.parts > 1,
-        in_front=in_front,
+        in_front=problem.work.norm is not None,
         copied=bool(plan.copied),
     )
 
@@ -121,10 +101,8 @@ def stores(plan: CudaPlan, result_bytes: int) -> int:
     return tall * ceil_div(plan.wide // plan.groups_wide, stored_lines(result_bytes))
 
 
-def store_s(plan: CudaPlan, work: NormMatmul | GatedFFN, result_bytes: int) -> float:
+def _store_s(plan: CudaPlan, form: Form, result_bytes: int) -> float:
     """Return what an epilogue that waits takes for a tile."""
-    projections = () if isinstance(work, GatedFFN) else work.outputs
-    residual = any("residual" in each.epilogue for each in projections)
-    waits = residual and not copies_residual(plan, result_bytes)
-    each = RESIDUAL_S * waits + ROTATED_S * any(each.rope for each in projections)
+    waits = form.adds_residual and not copies_residual(plan, result_bytes)
+    each = RESIDUAL_S * waits + ROTATED_S * form.rotates
     return each * stores(plan, result_bytes) if each else 0.0

@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from typing import Any
 
-from ....hardware import DeviceSpec
-from ....hardware.instructions import PIECE_BYTES
 from ....workload import GatedFFN, NormMatmul, Packed
-from ...arrays import Seconds, Wanted
-from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...gpu_cost import Rates
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
 from ...limits import SYSTEM_SMEM_BYTES
-from ...prediction import Prediction, ceil_div
-from ...shape import Size, matmul_shape, rows_of
-from ...steps import Footprint
+from ...prediction import Footprint, Formula, Prediction, Price, ceil_div
+from ...shape import Problem, Size, rows_at
 from ...tile_plan import TilePlan
-from ..matmuls import MatmulWork
-from ..tiled import Columns, Tile, TiledMatmul
+from ..matmuls import Columns, MatmulProblem, MatmulWork, TilePrice
 from ..triton_matmul.tiles import FINER_ROWS
 from . import adapters, cost
-from .dtypes import lines_violations, refuses_dtypes
-from .kinds import KINDS, NARROW, NARROW_COLUMNS, plans_of, run_violations
-from .packed import (
-    FEW_ROWS,
-    LEAST_COPIED,
-    packed_of,
-    packed_plans,
-    packed_violations,
-    refuses_packed,
-    unpacked_by,
-)
-from .refusals import projections, refused
+from .kinds import KINDS, NARROW, NARROW_COLUMNS, packed_plans, plans_of, run_violations
+from .packed import FEW_ROWS, LEAST_COPIED, packed_violations
+from .refusals import refused
 from .tiles import (
     FAMILY,
     PART,
     CudaPlan,
     accumulators,
     block_k,
+    form_of,
     is_interleaved,
     lines_copied,
-    pairs_apart,
+    lines_violations,
     residual_steps,
     smem_bytes,
     stage_bytes,
-    tile_weights,
     together,
 )
 
@@ -69,75 +54,63 @@ MOST_OF_TWO_BLOCKS = 64
 """Accumulators of a thread of two blocks of 256 threads, which have 128 registers each."""
 
 
-class CudaMatmul(TiledMatmul):
+class CudaMatmul(KernelFamily[MatmulWork]):
     """Norm in front, matmul or gated projections: tiles of any multiple of 8 rows."""
 
     names = (FAMILY,)
     language = "cuda"
-    takes = (NormMatmul, GatedFFN)
     plan = CudaPlan
     error = OWN_BASELINE_ERROR
-    adapts = True
     breaks = Breaks(
         *((16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), 4096),
         finer=FINER_ROWS,
     )
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all, with adapters or without."""
+        return problem.dev.kind == "gpu" and isinstance(problem.work, NormMatmul | GatedFFN)
+
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes, epilogues, layouts and devices that the kernel is not for."""
-        capabilities = dev.capabilities
-        if not (capabilities.tma and capabilities.clusters and capabilities.warp_group_mma):
-            return f"family {FAMILY!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
-        reason = refuses_dtypes(work)
-        if reason is not None:
-            return reason
-        shape = matmul_shape(work)
-        if shape.unpacked_bytes and (reason := refuses_packed(work, shape.layouts)):
-            return reason
-        lanes = PIECE_BYTES // shape.in_bytes
-        if work.k % lanes:
-            return f"k is {work.k}, rows of a tensor map must be multiples of {lanes} elements"
-        reasons = (refused(p, work) for p in projections(work))
-        return next(filter(None, reasons), None)
+        return refused(problem)
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
-        """Yield every tile with as many stages as fit."""
-        weights, packed = tile_weights(work), packed_of(work)[0]
-        columns = max(p.columns for p in projections(work))
-        narrow = weights == 1 and columns <= NARROW_COLUMNS and packed is None
-        smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
-        kinds = KINDS[weights] + NARROW * narrow
-        apart = pairs_apart(work)
-        every = plans_of(kinds, weights, apart > 0, smem, work.dtype)
-        found = [plan for plan in every if next(run_violations(plan, apart), None) is None]
-        if packed is not None:
-            copied = (replace(plan, copied=1) for plan in found if plan.block_m >= LEAST_COPIED)
-            return chain(packed_plans(weights, packed, *smem), copied)
-        return (p for p in found if not narrow or p.block_n >= min(PART, columns))
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+        """Yield every tile with as many stages as fit.
 
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+        Tiles that only pad are for no rows, nor are those so low that many read each weight; few
+        rows of packed weights are left to others.
+        """
+        packed = form_of(problem.work).packed
+        for plan in _tiles(problem):
+            first = plan.block_m if plan.block_m > PART else 1
+            if packed is not None:
+                first = max(first, FEW_ROWS + 1)
+            low = plan.block_m < PART
+            yield Offer(plan, first, FEW_TILES * (plan.block_m + 1) - 1 if low else None)
+
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
-        plan, weights = CudaPlan.of(plan), tile_weights(work)
-        packed = unpacked_by(plan, work)
+        plan, work, form = CudaPlan.of(plan), problem.work, form_of(problem.work)
+        weights, packed = form.weights, form.unpacked(plan)
         part = PART // 2 if is_interleaved(weights, packed) else PART
         tall, wide = part * plan.groups_tall, 8 * plan.groups_wide
-        if plan.copied and packed_of(work)[0] is None:
+        if plan.copied and form.packed is None:
             yield "copied is 1, but weights are not packed"
         names = ("block_m", "block_n") if plan.swapped else ("block_n", "block_m")
         for name, lines in zip(names, (tall, wide), strict=True):
             if getattr(plan, name) % lines:
                 yield f"{name} is {getattr(plan, name)}, must be a multiple of {lines}"
-        if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
+        if "kn" in problem.shape.layouts and (plan.swapped or plan.cluster_m > 1):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
         yield from lines_violations(plan, work.dtype)
-        yield from run_violations(plan, pairs_apart(work))
+        yield from run_violations(plan, form.apart)
         step = plan.block_k if packed else block_k(work.dtype)
         given = {"block_k": step, "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
         least = LEAST_STAGES * plan.groups_k
-        if _adds_residual(work):  # its stages are all held at once
+        if form.adds_residual:  # its stages are all held at once
             least = max(least, residual_steps(plan, weights, packed, work.out_dtype))
             if plan.turns > 1:
                 yield "warp groups that take turns add no residual"
@@ -149,67 +122,52 @@ class CudaMatmul(TiledMatmul):
         if packed is not None:
             yield from packed_violations(plan, weights, packed, work.k)
         yield from _cluster_violations(plan, weights, work.k, packed)
+        dev, needed = problem.dev, smem_bytes(plan, weights, packed, form.apart > 0)
         room = dev.smem_per_sm_bytes // plan.blocks - SYSTEM_SMEM_BYTES
-        needed, most = (
-            self.footprint(plan, work, dev).smem_bytes,
-            min(room, dev.smem_per_block_bytes),
-        )
+        most = min(room, dev.smem_per_block_bytes)
         if needed > most:
             yield f"needs {needed} B of shared memory, there are {most} B for a block"
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the stages in shared memory, and the sums of a thread."""
-        plan, weights = CudaPlan.of(plan), tile_weights(work)
-        threads = plan.num_warps * dev.warp_size
-        smem = smem_bytes(plan, weights, unpacked_by(plan, work), pairs_apart(work) > 0)
-        return Footprint(smem, accumulators(plan, weights), threads)
-
-    def columns(self, work: MatmulWork) -> Columns:
-        """Return the weights of each launch; steps of adapters are behind those of k."""
-        is_apart = pairs_apart(work) > 0
-        shape = adapters.longer(work) if work.is_adapted else matmul_shape(work, pairs=is_apart)
-        return Columns(shape, [[shape.n_parts[i] for i in alike] for alike in together(work)])
-
-    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
-        """Return what `plan` asks for."""
-        plan, shape = CudaPlan.of(plan), matmul_shape(work, pairs=pairs_apart(work) > 0)
-        packed, peak = unpacked_by(plan, work), dev.tensor_flops_per_s(shape.dtype)
-        form = shape.parts, shape.out_bytes, packed, shape.has_norm, dev, peak
-        tile = cost.tile_of(plan, *form)
-        return tile._replace(store_s=cost.store_s(plan, work, shape.out_bytes))
-
-    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
-        """Return what the kernel reaches."""
-        return cost.PACKED_RATES if unpacked_by(CudaPlan.of(plan), work) else cost.RATES
-
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost, with those of adapters in front."""
-        found = super().predict(plan, work, dev, size)
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> Price:
+        """Price the launches, with those of adapters in front."""
+        plan, work, dev = CudaPlan.of(plan), problem.work, problem.dev
+        form = form_of(work)
+        packed, turned = form.unpacked(plan), form.apart > 0
+        foot = Footprint(
+            smem_bytes(plan, form.weights, packed, turned),
+            accumulators(plan, form.weights),
+            plan.num_warps * dev.warp_size,
+        )
+        shape = problem.shape if turned else problem.columns
+        if work.is_adapted:  # whose steps are behind those of k
+            shape = adapters.longer(work)
+        columns = Columns(shape, [[shape.n_parts[i] for i in alike] for alike in together(work)])
+        rates = cost.PACKED_RATES if packed else cost.RATES
+        whole = TilePrice(dev, foot, cost.tile_of(plan, form, problem), rates, columns)
         if not work.is_adapted:
-            return found
-        return adapters.priced(found, adapters.in_front(self, work, dev, rows_of(work, size)), dev)
+            return whole
 
-    def seconds(
-        self,
-        plans: Sequence[TilePlan],
-        work: MatmulWork,
-        dev: DeviceSpec,
-        sizes: Sequence[Size],
-        wanted: Wanted,
-    ) -> Seconds:
-        """Return what `predict` does, of all plans at all sizes."""
-        if work.is_adapted:
-            return KernelFamily.seconds(self, plans, work, dev, sizes, wanted)
-        return super().seconds(plans, work, dev, sizes, wanted)
+        def with_adapters(size: Size) -> Prediction:
+            first = adapters.in_front(self, work, dev, rows_at(size))
+            return adapters.priced(whole.at(size), first, dev)
 
-    def worth(
-        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Leave out tiles that only pad, and tiles so low that many read each weight."""
-        if packed_of(work)[0] is not None and rows[1] <= FEW_ROWS:
-            return ()
-        least, most = min(rows[0] // FEW_TILES, PART), max(rows[1], PART)
-        return (plan for plan in plans if least <= plan.block_m <= most)
+        return Formula(foot, with_adapters)
+
+
+def _tiles(problem: MatmulProblem) -> Iterator[CudaPlan]:
+    """Yield the plans of all kinds of tiles."""
+    form, dev = form_of(problem.work), problem.dev
+    columns = max(p.columns for p in form.outputs)
+    narrow = form.weights == 1 and columns <= NARROW_COLUMNS and form.packed is None
+    smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
+    kinds = KINDS[form.weights] + NARROW * narrow
+    every = plans_of(kinds, form.weights, form.apart > 0, smem, problem.work.dtype)
+    found = (plan for plan in every if next(run_violations(plan, form.apart), None) is None)
+    if form.packed is not None:
+        yield from packed_plans(form.weights, form.packed, *smem)
+        yield from (replace(plan, copied=1) for plan in found if plan.block_m >= LEAST_COPIED)
+    else:
+        yield from (p for p in found if not narrow or p.block_n >= min(PART, columns))
 
 
 def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
@@ -246,7 +204,3 @@ def _cluster_violations(
     for what, lines in (("rows", plan.box_m), ("weights", of_weights)):
         if lines % 8 or not 8 <= lines <= MOST_COPIED:
             yield f"{lines} lines of {what} are copied at once, must be a multiple of 8 up to 256"
-
-
-def _adds_residual(work: MatmulWork) -> bool:
-    return any("residual" in projection.epilogue for projection in projections(work))

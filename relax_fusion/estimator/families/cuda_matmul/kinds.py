@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import gcd
 from typing import NamedTuple
 
+from ....workload import Packed
 from ...limits import SYSTEM_SMEM_BYTES
-from .dtypes import lines_violations
-from .tiles import FAMILY, MOST_STAGES, CudaPlan, block_k, other_bytes, stage_bytes
+from .tiles import (
+    FAMILY,
+    MOST_STAGES,
+    CudaPlan,
+    block_k,
+    lines_violations,
+    other_bytes,
+    stage_bytes,
+)
 
 LINES = (*range(8, 65, 8), *range(80, 257, 16))
 """Lines of the wide operand that are tried: all that there are up to 64, and every other one."""
@@ -151,3 +160,59 @@ def _plan(kind: Kind, wide: int, step: int) -> CudaPlan:
         turns=kind.turns,
         blocks=kind.blocks,
     )
+
+
+class PackedKind(NamedTuple):
+    """Tiles that differ in their rows alone, and in how k is split."""
+
+    tall: int  # lines of all weights
+    groups: int  # warp groups, side by side along the features
+    steps: tuple[int, ...]  # elements of k of a stage
+    rows: Iterable[int]
+    splits: tuple[int, ...] = (1,)
+    turns: int = 1
+    cluster_m: int = 1
+    sets: tuple[int, ...] = (1,)  # of warp groups, each with a part of k
+
+
+FEW, MANY = (*range(8, 65, 8),), (*range(80, 257, 16),)
+PACKED_KINDS = (
+    PackedKind(64, 1, (128, 256), FEW, (1, 2), sets=(1, 2, 3)),
+    PackedKind(64, 1, (128, 256), FEW, (4, 8)),
+    PackedKind(128, 2, (128, 256), FEW, (1, 2, 4, 8)),
+    PackedKind(192, 3, (128,), FEW, (1, 2, 4)),
+    PackedKind(128, 2, (64,), MANY, (1, 2)),
+    PackedKind(128, 2, (64,), (96, 112, 128), cluster_m=2),
+    PackedKind(192, 3, (64,), (*range(80, 177, 16),)),
+    PackedKind(256, 2, (64,), (80, 96, 112, 128)),
+    PackedKind(64, 1, (64,), MANY),
+    PackedKind(64, 1, (64,), (*range(128, 257, 16),), turns=2),
+    PackedKind(128, 1, (64,), (96, 112, 128), turns=2),
+)
+"""Which plans are offered.  Timed for q4f16_1 alone (`2026-11-24-cuda_matmul-packed.log`,
+`-packed_sets.log`)."""
+
+
+@lru_cache(maxsize=16)
+def packed_plans(weights: int, form: Packed, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
+    """Return the plans for packed weights, with as many stages as fit."""
+    found = []
+    for kind in PACKED_KINDS:
+        steps = {min(step, 128 * 8 // form.bits) for step in kind.steps}
+        for step, rows, sets in product(sorted(steps), kind.rows, kind.sets):
+            plan = CudaPlan(
+                *(rows, kind.tall // weights, step),
+                num_stages=1,
+                num_warps=4 * (kind.groups * kind.turns * sets + 1),
+                family=FAMILY,
+                groups_n=kind.groups,
+                groups_k=sets,
+                cluster_m=kind.cluster_m,
+                turns=kind.turns,
+            )
+            smem = min(sm_smem - SYSTEM_SMEM_BYTES, block_smem)
+            room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
+            stages = min(MOST_STAGES, room // stage_bytes(plan, weights, form)) // sets * sets
+            plan = replace(plan, num_stages=max(sets, stages))
+            found += [replace(plan, split_k=split) for split in kind.splits]
+    return tuple(dict.fromkeys(found))

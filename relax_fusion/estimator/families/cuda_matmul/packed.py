@@ -1,26 +1,12 @@
-"""Packed weights as the operand in registers: which, and in which plans."""
+"""Packed weights as the operand in registers: what their plans ask for, and how fast they come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import lru_cache
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from ....workload import GatedFFN, NormMatmul, Packed
-from ...limits import SYSTEM_SMEM_BYTES
+from ....workload import Packed
 from ...prediction import ceil_div
-from .tiles import (
-    FAMILY,
-    MOST_STAGES,
-    PART,
-    CudaPlan,
-    accumulators,
-    line_bytes,
-    other_bytes,
-    stage_bytes,
-)
+from .tiles import PART, CudaPlan, accumulators, line_bytes
 
 BITS = (4, 8)
 PIECE = 32
@@ -60,39 +46,6 @@ WAITED_PART = 0.34
 """Part of the products' time in which nothing is unpacked."""
 
 
-def packed_of(work: NormMatmul | GatedFFN) -> tuple[Packed | None, ...]:
-    """Return how each weight is stored."""
-    if isinstance(work, GatedFFN):
-        return (work.packed,)
-    return tuple(p.packed for p in work.outputs)
-
-
-def unpacked_by(plan: CudaPlan, work: NormMatmul | GatedFFN) -> Packed | None:
-    """Return how the weights are stored that the matmul itself unpacks; None if it has none."""
-    return None if plan.copied else packed_of(work)[0]
-
-
-def refuses_packed(work: NormMatmul | GatedFFN, layouts: frozenset[str]) -> str | None:
-    """Return why packed weights are none that the kernel unpacks."""
-    forms = packed_of(work)
-    form = forms[0]
-    if form is None or len({*forms}) > 1:
-        return f"weights are stored in {len({*forms})} ways, family {FAMILY!r} takes one"
-    if "kn" in layouts or form.axis != -1 or not form.is_in_order:
-        return f"family {FAMILY!r} unpacks words of neighbours along k, with one zero"
-    known = form.bits in BITS and form.number in ("", "int8") and form.lines == 1
-    if not known or form.limit is not None or form.scale_dtype != work.dtype:
-        what = f"{form.bits} bits, {form.number or 'unsigned'}, scales {form.scale_dtype or 'none'}"
-        return f"weights are of {what}; family {FAMILY!r} unpacks integers of 4 and 8 bits"
-    if form.group > 0 and form.group % PIECE:
-        return f"{form.group} elements share a scale, family {FAMILY!r} takes multiples of {PIECE}"
-    if form.zero is None or not 0 <= form.zero < 1 << form.bits:
-        return f"the zero is {form.zero}, must be a field of {form.bits} bits"
-    if form.words(work.k) * form.fields * form.bits % 128:
-        return f"k is {work.k}, lines of packed weights must be multiples of 16 bytes"
-    return None
-
-
 def packed_violations(plan: CudaPlan, weights: int, form: Packed, k: int) -> Iterator[str]:
     """Yield what the copies, the scales and the registers of packed weights do not allow."""
     if plan.block_k not in STEPS or line_bytes(plan, form) not in SWIZZLES:
@@ -128,59 +81,3 @@ def registers(plan: CudaPlan, weights: int, form: Packed) -> int:
     tall = weights * plan.tall // (PART * plan.groups_tall)
     each = 2 * PIECE // 4 + PIECE * form.bits // 16 + 4 * ceil_div(scales(plan, form), 2)
     return accumulators(plan, weights) + tall * each + OTHERS[min(plan.multiplying, 3)]
-
-
-class _Kind(NamedTuple):
-    """Tiles that differ in their rows alone, and in how k is split."""
-
-    tall: int  # lines of all weights
-    groups: int  # warp groups, side by side along the features
-    steps: tuple[int, ...]  # elements of k of a stage
-    rows: Iterable[int]
-    splits: tuple[int, ...] = (1,)
-    turns: int = 1
-    cluster_m: int = 1
-    sets: tuple[int, ...] = (1,)  # of warp groups, each with a part of k
-
-
-FEW, MANY = (*range(8, 65, 8),), (*range(80, 257, 16),)
-KINDS = (
-    _Kind(64, 1, (128, 256), FEW, (1, 2), sets=(1, 2, 3)),
-    _Kind(64, 1, (128, 256), FEW, (4, 8)),
-    _Kind(128, 2, (128, 256), FEW, (1, 2, 4, 8)),
-    _Kind(192, 3, (128,), FEW, (1, 2, 4)),
-    _Kind(128, 2, (64,), MANY, (1, 2)),
-    _Kind(128, 2, (64,), (96, 112, 128), cluster_m=2),
-    _Kind(192, 3, (64,), (*range(80, 177, 16),)),
-    _Kind(256, 2, (64,), (80, 96, 112, 128)),
-    _Kind(64, 1, (64,), MANY),
-    _Kind(64, 1, (64,), (*range(128, 257, 16),), turns=2),
-    _Kind(128, 1, (64,), (96, 112, 128), turns=2),
-)
-"""Which plans are offered.  Timed for q4f16_1 alone (`2026-11-24-cuda_matmul-packed.log`,
-`-packed_sets.log`)."""
-
-
-@lru_cache(maxsize=16)
-def packed_plans(weights: int, form: Packed, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
-    """Return the plans for packed weights, with as many stages as fit."""
-    found = []
-    for kind in KINDS:
-        steps = {min(step, 128 * 8 // form.bits) for step in kind.steps}
-        for step, rows, sets in product(sorted(steps), kind.rows, kind.sets):
-            plan = CudaPlan(
-                *(rows, kind.tall // weights, step),
-                num_stages=1,
-                num_warps=4 * (kind.groups * kind.turns * sets + 1),
-                family=FAMILY,
-                groups_n=kind.groups,
-                groups_k=sets,
-                cluster_m=kind.cluster_m,
-                turns=kind.turns,
-            )
-            smem = min(sm_smem - SYSTEM_SMEM_BYTES, block_smem)
-            room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
-            stages = min(MOST_STAGES, room // stage_bytes(plan, weights, form)) // sets * sets
-            plan = replace(plan, num_stages=max(sets, stages))
-            found += [replace(plan, split_k=split) for split in kind.splits]
-    return tuple(dict.fromkeys(found))

@@ -7,8 +7,9 @@ operands are swapped, rows are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import Annotated, TypeVar
 
@@ -16,7 +17,15 @@ import pydantic
 
 from ....hardware.instructions import PIECE_BYTES, SLICE_BYTES
 from ....validation import Count
-from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Packed, Projection, Rope
+from ....workload import (
+    DTYPE_BYTES,
+    INTEGER_DTYPES,
+    GatedFFN,
+    NormMatmul,
+    Packed,
+    Projection,
+    Rope,
+)
 from ...prediction import ceil_div
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
@@ -29,6 +38,9 @@ LINE_BYTES = 128
 """Of k in a stage, for each line of an operand: the widest swizzle of shared memory."""
 
 MOST_STAGES = 12
+
+MOST_LINES = 256
+"""A warp group has 256 lines at most: those of the widest ``wgmma``."""
 
 SLICES = LINE_BYTES // SLICE_BYTES
 """Instructions that multiply a stage, for each accumulator."""
@@ -271,18 +283,47 @@ def angles_of(rope: Rope) -> tuple[int, int, int, int, str]:
     return rope.head_dim, rope.width, rope.distance, rope.columns, rope.dtype
 
 
-def pairs_apart(work: NormMatmul | GatedFFN) -> int:
-    """Return how far the features of a pair are apart that turn, which are of two weights then.
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is made for, of a workload.
 
-    0 where none turn, or neighbours.
+    Parameters
+    ----------
+    weights : int
+        Weights of a tile: 2 of a gated pair, and where pairs of features turn.
+    packed : Packed, optional
+        How the weights are stored.
+    apart : int
+        How far the features of a pair are apart that turn, which are of two weights then; 0 where
+        none turn, or neighbours.
+    outputs : tuple of Projection
+        What is stored: of a gated pair, its product.
+    adds_residual, rotates : bool
+        Whether a residual is added to results, and whether features of some turn.
     """
-    ropes = () if isinstance(work, GatedFFN) else (p.rope for p in work.outputs)
-    return max((rope.distance for rope in ropes if rope and rope.distance > 1), default=0)
+
+    weights: int
+    packed: Packed | None
+    apart: int
+    outputs: tuple[Projection, ...]
+    adds_residual: bool
+    rotates: bool
+
+    def unpacked(self, plan: CudaPlan) -> Packed | None:
+        """Return how the weights are stored that the matmul itself unpacks; None if it has none."""
+        return None if plan.copied else self.packed
 
 
-def tile_weights(work: NormMatmul | GatedFFN) -> int:
-    """Return the weights of a tile: 2 of a gated pair, and where pairs of features turn."""
-    return 2 if isinstance(work, GatedFFN) or pairs_apart(work) else 1
+@lru_cache(maxsize=256)
+def form_of(work: NormMatmul | GatedFFN) -> Form:
+    """Return what a kernel of a workload is made for."""
+    if isinstance(work, GatedFFN):
+        return Form(2, work.packed, 0, (Projection(work.n, work.layout),), False, False)
+    ropes = [p.rope for p in work.outputs if p.rope]
+    apart = max((rope.distance for rope in ropes if rope.distance > 1), default=0)
+    adds_residual = any("residual" in p.epilogue for p in work.outputs)
+    packed, weights = work.outputs[0].packed, 2 if apart else 1
+    return Form(weights, packed, apart, work.outputs, adds_residual, bool(ropes))
 
 
 def adapter_form(projection: Projection) -> tuple[int, str, float] | None:
@@ -291,3 +332,12 @@ def adapter_form(projection: Projection) -> tuple[int, str, float] | None:
     if adapter is None:
         return None
     return ceil_div(adapter.rank, HALF_K), adapter.layout, adapter.scale
+
+
+def lines_violations(plan: CudaPlan, dtype: str) -> Iterator[str]:
+    """Yield why ``wgmma`` has no such number of wide lines."""
+    lines = plan.wide // plan.groups_wide
+    if lines > MOST_LINES:
+        yield f"a warp group has {lines} lines, at most {MOST_LINES}"
+    if dtype in INTEGER_DTYPES and lines % 16 and lines not in (8, 24):  # PTX ISA, ``wgmma``
+        yield f"a warp group has {lines} lines; of {dtype}, must be 8, 24 or a multiple of 16"

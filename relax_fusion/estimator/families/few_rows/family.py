@@ -6,22 +6,29 @@ or by how fast a warp gets through its instructions, which wait for one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks
+from ...family import OWN_BASELINE_ERROR, Breaks, Offer
 from ...gpu_cost import Rates, resident_blocks
-from ...prediction import ceil_div
-from ...shape import MatmulShape, matmul_shape
-from ...steps import Footprint
+from ...prediction import Footprint, ceil_div
+from ...shape import MatmulShape, Problem
 from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
-from ..matmuls import MatmulWork, columns_fit, matmul_limits
-from ..tiled import Tile, TiledMatmul
+from ..matmuls import (
+    Columns,
+    GpuMatmul,
+    MatmulProblem,
+    MatmulWork,
+    Tile,
+    TilePrice,
+    columns_fit,
+    matmul_limits,
+    packed_form,
+)
 from .tiles import (
     CHUNK,
     COPY_LANES,
@@ -35,7 +42,7 @@ from .tiles import (
     STATISTICS,
     SUM_BYTES,
     normalises,
-    of_height,
+    offered,
     refuses_others,
 )
 
@@ -80,28 +87,27 @@ took 20 to 26 us longer (`2026-11-28-few_rows_decode.log`), of which not all is 
 other devices and chains were not timed."""
 
 
-class FewRows(TiledMatmul):
+class FewRows(GpuMatmul):
     """Norm, matmul or gated projections of a few rows; all warps of a block have its columns."""
 
     names = (FAMILY,)
-    takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
     instead_of = (FmaTiles,)
     breaks = Breaks((1, 8, 16))
     most_rows = MOST_ROWS
 
-    def serves(self, work: MatmulWork) -> bool:
+    def takes(self, problem: Problem[Any]) -> bool:
         """Leave packed weights to `PackedRows`."""
-        return not matmul_shape(work).unpacked_bytes
+        return super().takes(problem) and packed_form(problem.work) is None
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes and devices that its instructions are not for."""
-        return refuses_others(work, dev)
+        return refuses_others(problem)
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of 8 and 16 rows, the reduction whole and in parts."""
-        shape, rows = matmul_shape(work), work.rows
+        shape, rows = problem.shape, problem.work.rows
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS or next(_copy_violations(shape), None):
             return
@@ -112,7 +118,7 @@ class FewRows(TiledMatmul):
                 continue
             if block_n != unit and not columns_fit(shape, block_n):
                 continue
-            inside = block_m == MMA_ROWS and _may_normalise(work)
+            inside = block_m == MMA_ROWS and _may_normalise(problem.work)
             for (warps, chunks, stages), reg_m in product(
                 PIPELINES, (block_m, 1) if inside else (block_m,)
             ):
@@ -125,18 +131,13 @@ class FewRows(TiledMatmul):
                     num_warps=warps,
                     family=FAMILY,
                 )
-                yield whole
-                yield from (replace(whole, split_k=split) for split in _splits(whole, shape, dev))
+                yield offered(whole)
+                for split in _splits(whole, shape, problem.dev):
+                    yield offered(replace(whole, split_k=split))
 
-    def worth(
-        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Offer nothing for more rows; one instruction takes eight."""
-        return of_height(plans, rows[1])
-
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what its tiles, copies and clusters ask for, and what a block has not."""
-        shape, family = matmul_shape(work), f"family {FAMILY!r}"
+        shape, family = problem.shape, f"family {FAMILY!r}"
         if plan.block_m not in (MMA_ROWS, MOST_ROWS):
             yield f"block_m is {plan.block_m}, {family} has tiles of {MMA_ROWS} or {MOST_ROWS}"
         units = {"block_n": _least_columns(shape), "block_k": CHUNK * plan.num_warps}
@@ -145,59 +146,58 @@ class FewRows(TiledMatmul):
                 yield f"{name} is {getattr(plan, name)}, {family} takes multiples of {unit}"
         if plan.lanes != COPY_LANES:
             yield f"lanes is {plan.lanes}, {family} copies {COPY_LANES} elements at once"
-        if normalises(plan) and not _may_normalise(work):
+        if normalises(plan) and not _may_normalise(problem.work):
             yield "reg_m is 1, but there is no norm that blocks can do by themselves"
         if plan.num_stages < 2:
             yield f"num_stages is {plan.num_stages}, {family} needs 2"
-        yield from _split_violations(plan, shape, dev)
+        yield from _split_violations(plan, shape, problem.dev)
         yield from _copy_violations(shape)
-        yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
+        yield from matmul_limits(_footprint(plan, shape, problem.dev), plan, problem)
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the ring of steps in shared memory, and the registers of a warp.
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+        """Price the launch, with that of a norm where blocks do not normalise."""
+        shape, dev = problem.shape, problem.dev
+        foot = _footprint(plan, shape, dev)
+        return TilePrice(dev, foot, _tile(plan, shape, foot, dev), RATES, Columns.of(shape))
 
-        The sums of the warps take the place of the steps, not that of the statistics of rows.
-        """
-        shape = matmul_shape(work)
-        columns, inside = shape.parts * plan.block_n, shape.has_norm and normalises(plan)
-        sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
-        statistics = SUM_BYTES * STATISTICS * plan.block_m * plan.num_warps if inside else 0
-        smem_bytes = max(plan.num_stages * _step_bytes(plan, shape), sums) + statistics
-        factors = 2 * MMA_ROWS if inside else 0
-        operands = (columns + plan.block_m + factors) * CHUNK * shape.in_bytes // 128
-        registers = columns * plan.block_m // 32 + operands + OVERHEAD_REGISTERS
-        return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
-    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
-        """Return what `plan` asks for."""
-        shape = matmul_shape(work)
-        columns = shape.parts * plan.block_n
-        weight_bytes = columns * plan.block_k * shape.in_bytes
-        return Tile(
-            rows=plan.block_m,
-            columns=plan.block_n,
-            blocks=plan.split_k,
-            residents=resident_blocks(self.footprint(plan, work, dev), dev),
-            multiprocessors=dev.sm_count,
-            depth=plan.block_k * plan.split_k,
-            ahead=plan.num_stages - 1,
-            instructions=_instructions(plan, shape),
-            weight_bytes=weight_bytes,
-            asked_bytes=weight_bytes,
-            sums=columns * plan.block_m,
-            meetings=plan.split_k > 1,
-            rereads=1.0,  # by blocks of other rows, which are far apart in time
-            in_front=shape.has_norm and not normalises(plan),
-            row_s=NORM_S_PER_ROW * (shape.has_norm and normalises(plan)),
-        )
+def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint:
+    """Return the ring of steps in shared memory, and the registers of a warp.
 
-    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
-        """Return what the kernel reaches."""
-        return RATES
+    The sums of the warps take the place of the steps, not that of the statistics of rows.
+    """
+    columns, inside = shape.parts * plan.block_n, shape.has_norm and normalises(plan)
+    sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
+    statistics = SUM_BYTES * STATISTICS * plan.block_m * plan.num_warps if inside else 0
+    smem_bytes = max(plan.num_stages * _step_bytes(plan, shape), sums) + statistics
+    factors = 2 * MMA_ROWS if inside else 0
+    operands = (columns + plan.block_m + factors) * CHUNK * shape.in_bytes // 128
+    registers = columns * plan.block_m // 32 + operands + OVERHEAD_REGISTERS
+    return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
-    def behind_s(self, rows: Any) -> Any:
-        """Return `LATE_S` for one row."""
-        return LATE_S * (rows == 1)
+
+def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> Tile:
+    """Return what a plan asks for."""
+    columns = shape.parts * plan.block_n
+    weight_bytes = columns * plan.block_k * shape.in_bytes
+    return Tile(
+        rows=plan.block_m,
+        columns=plan.block_n,
+        blocks=plan.split_k,
+        residents=resident_blocks(foot, dev),
+        multiprocessors=dev.sm_count,
+        depth=plan.block_k * plan.split_k,
+        ahead=plan.num_stages - 1,
+        instructions=_instructions(plan, shape),
+        weight_bytes=weight_bytes,
+        asked_bytes=weight_bytes,
+        sums=columns * plan.block_m,
+        meetings=plan.split_k > 1,
+        rereads=1.0,  # by blocks of other rows, which are far apart in time
+        in_front=shape.has_norm and not normalises(plan),
+        row_s=NORM_S_PER_ROW * (shape.has_norm and normalises(plan)),
+        late_s=LATE_S,
+    )
 
 
 def _least_columns(shape: MatmulShape) -> int:
@@ -223,7 +223,7 @@ def _parts_of(plan: TilePlan, shape: MatmulShape) -> int:
     return ceil_div(shape.k, plan.block_k)
 
 
-def _may_normalise(work: NormMatmul | GatedFFN) -> bool:
+def _may_normalise(work: MatmulWork) -> bool:
     """Tell whether blocks may normalise: a kernel in front adds residuals and stores results."""
     return work.norm is not None and not (work.norm.residual or work.norm.returns_norm)
 

@@ -6,38 +6,42 @@ are on their way at once, or by how fast warps unpack and multiply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
-from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks
+from ...family import OWN_BASELINE_ERROR, Breaks, Offer
 from ...gpu_cost import ISSUE_PER_CLOCK, Rates, resident_blocks
 from ...limits import SYSTEM_SMEM_BYTES
-from ...prediction import HALF_DTYPES, ceil_div
-from ...shape import matmul_shape
-from ...steps import Footprint
+from ...prediction import HALF_DTYPES, Footprint, ceil_div
+from ...shape import Problem
 from ...tile_plan import TilePlan
 from ..dot_products import DotProducts
 from ..fma_tiles import FmaTiles
 from ..matmuls import (
+    Columns,
+    GpuMatmul,
+    MatmulProblem,
     MatmulWork,
+    Tile,
+    TilePrice,
     columns_fit,
     matmul_limits,
     packed_form,
     refuses_scattered,
 )
-from ..tiled import Tile, TiledMatmul
-from .dequantised import MEMBERS, PIECE, width
 from .tiles import (
+    MEMBERS,
     MMA_COLUMNS,
     MMA_ROWS,
     MOST_ROWS,
     PACKED_FAMILY,
+    PIECE,
     SUM_BYTES,
-    of_height,
+    offered,
     refuses_others,
+    width,
 )
 
 AHEAD = (2, 3, 4)
@@ -92,11 +96,10 @@ class PackedPlan(TilePlan):
         return 1 if self.keeps_row else self.block_m
 
 
-class PackedRows(TiledMatmul):
+class PackedRows(GpuMatmul):
     """Norm, matmul or gated projections of a few rows; threads unpack what they multiply."""
 
     names = (PACKED_FAMILY,)
-    takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
     instead_of = (DotProducts, FmaTiles)
@@ -104,35 +107,34 @@ class PackedRows(TiledMatmul):
     breaks = Breaks((1, 8, 16))
     most_rows = MOST_ROWS
 
-    def serves(self, work: MatmulWork) -> bool:
+    def takes(self, problem: Problem[Any]) -> bool:
         """Leave weights that are not packed to `FewRows`."""
-        return packed_form(work) is not None
+        return super().takes(problem) and packed_form(problem.work) is not None
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse formats, dtypes and devices that its instructions are not for."""
-        form = packed_form(work)
-        assert form is not None
-        if (scattered := refuses_scattered(work)) is not None:
+        work = problem.work
+        if (scattered := refuses_scattered(problem)) is not None:
             return scattered
         if work.k % PIECE and work.dtype in HALF_DTYPES:
             return f"k is {work.k}, family {PACKED_FAMILY!r} takes multiples of {PIECE}"
-        return refuses_others(work, dev)
+        return refuses_others(problem)
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of 8 and 16 rows."""
-        shape, rows = matmul_shape(work), work.rows
+        shape, rows = problem.shape, problem.work.rows
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS:
             return
         for block_m, columns, warps, ahead in product(
             (MMA_ROWS, MOST_ROWS), BLOCK_COLUMNS, BLOCK_WARPS, AHEAD
         ):
-            block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
+            block_n, block_k = columns // shape.parts, MEMBERS * width(shape.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
                 continue
             if block_n > MMA_COLUMNS and not columns_fit(shape, block_n):
                 continue
-            if ahead * block_k > work.k and (warps, ahead) != (BLOCK_WARPS[0], AHEAD[0]):
+            if ahead * block_k > shape.k and (warps, ahead) != (BLOCK_WARPS[0], AHEAD[0]):
                 continue
             plan = PackedPlan(
                 *(block_m, block_n, block_k),
@@ -143,20 +145,13 @@ class PackedRows(TiledMatmul):
                 num_warps=warps,
                 family=PACKED_FAMILY,
             )
-            yield plan
+            yield offered(plan)
             if block_m == MMA_ROWS:
-                yield replace(plan, keeps_row=True)
+                yield offered(replace(plan, keeps_row=True), last=1)
 
-    def worth(
-        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Offer nothing for more rows; one instruction takes eight."""
-        fitting = map(PackedPlan.of, of_height(plans, rows[1]))
-        return (p for p in fitting if rows[1] == 1 or not p.keeps_row)
-
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what its tiles ask for, and what a block has not."""
-        family, chunk = f"family {PACKED_FAMILY!r}", MEMBERS * width(work.k)
+        family, chunk = f"family {PACKED_FAMILY!r}", MEMBERS * width(problem.work.k)
         if plan.block_m not in (MMA_ROWS, MOST_ROWS):
             yield f"block_m is {plan.block_m}, {family} has tiles of {MMA_ROWS} or {MOST_ROWS}"
         given = {
@@ -170,53 +165,56 @@ class PackedRows(TiledMatmul):
                 yield f"{name} is {getattr(plan, name)}, {family} has {value} with these weights"
         if plan.block_n % MMA_COLUMNS:
             yield f"block_n is {plan.block_n}, {family} takes multiples of {MMA_COLUMNS}"
-        yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
+        yield from matmul_limits(_footprint(plan, problem), plan, problem)
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return what is copied ahead or the sums of warps, and what a thread holds."""
-        shape = matmul_shape(work)
-        columns, neighbours = shape.parts * plan.block_n, width(work.k)
-        held, tall = columns // 8, plan.block_m // MMA_ROWS
-        x, words = tall * neighbours // 2, held * neighbours * _bits(work) // 32
-        threads = plan.num_warps * dev.warp_size
-        kept = PackedPlan.of(plan).keeps_row
-        steps = ceil_div(work.k, plan.block_k)
-        ahead = min(plan.num_stages, steps)
-        copied = ahead * threads * 4 * (words if kept else x + words)
-        rows = steps * plan.block_k * shape.in_bytes if kept else 0
-        sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
-        registers = tall * held + x + ahead * held + OVERHEAD_REGISTERS
-        return Footprint(max(rows + copied, sums), registers, threads)
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+        """Price the launch, with that of a norm where blocks do not normalise."""
+        foot, columns = _footprint(plan, problem), Columns.of(problem.shape)
+        return TilePrice(problem.dev, foot, _tile(plan, foot, problem), RATES, columns)
 
-    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
-        """Return what `plan` asks for."""
-        shape, own = matmul_shape(work), PackedPlan.of(plan)
-        columns, height = plan.block_n * shape.parts, plan.block_m // MMA_ROWS
-        inside = own.keeps_row and not (work.norm is not None and work.norm.residual)
-        each = (UNPACKING + MULTIPLYING * height) / dev.warp_size / ISSUE_PER_CLOCK
-        clocks = columns * plan.block_k * each
-        return Tile(
-            rows=own.height,
-            columns=plan.block_n,
-            blocks=1,
-            residents=resident_blocks(self.footprint(plan, work, dev), dev, SYSTEM_SMEM_BYTES),
-            multiprocessors=dev.sm_count,
-            depth=plan.block_k,
-            ahead=min(plan.num_stages, ceil_div(work.k, plan.block_k)),
-            clocks=clocks,
-            instructions=clocks * (MANY_WARPS / plan.num_warps) ** FEWER,
-            weight_bytes=columns * plan.block_k * shape.stored_bytes,
-            row_bytes=plan.block_k * shape.in_bytes,
-            asked_bytes=plan.block_k * shape.in_bytes * own.height,
-            sums=columns * plan.num_warps * plan.block_m,
-            rereads=1.0,
-            in_front=shape.has_norm and not inside,
-            row_s=INSIDE_S * (shape.has_norm and inside),
-        )
 
-    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
-        """Return what the kernel reaches."""
-        return RATES
+def _footprint(plan: TilePlan, problem: MatmulProblem) -> Footprint:
+    """Return what is copied ahead or the sums of warps, and what a thread holds."""
+    shape = problem.shape
+    columns, neighbours = shape.parts * plan.block_n, width(shape.k)
+    held, tall = columns // 8, plan.block_m // MMA_ROWS
+    x, words = tall * neighbours // 2, held * neighbours * _bits(problem.work) // 32
+    threads = plan.num_warps * problem.dev.warp_size
+    kept = PackedPlan.of(plan).keeps_row
+    steps = ceil_div(shape.k, plan.block_k)
+    ahead = min(plan.num_stages, steps)
+    copied = ahead * threads * 4 * (words if kept else x + words)
+    rows = steps * plan.block_k * shape.in_bytes if kept else 0
+    sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
+    registers = tall * held + x + ahead * held + OVERHEAD_REGISTERS
+    return Footprint(max(rows + copied, sums), registers, threads)
+
+
+def _tile(plan: TilePlan, foot: Footprint, problem: MatmulProblem) -> Tile:
+    """Return what a plan asks for."""
+    shape, dev, norm, own = problem.shape, problem.dev, problem.work.norm, PackedPlan.of(plan)
+    columns, height = plan.block_n * shape.parts, plan.block_m // MMA_ROWS
+    inside = own.keeps_row and not (norm is not None and norm.residual)
+    each = (UNPACKING + MULTIPLYING * height) / dev.warp_size / ISSUE_PER_CLOCK
+    clocks = columns * plan.block_k * each
+    return Tile(
+        rows=own.height,
+        columns=plan.block_n,
+        blocks=1,
+        residents=resident_blocks(foot, dev, SYSTEM_SMEM_BYTES),
+        multiprocessors=dev.sm_count,
+        depth=plan.block_k,
+        ahead=min(plan.num_stages, ceil_div(shape.k, plan.block_k)),
+        clocks=clocks,
+        instructions=clocks * (MANY_WARPS / plan.num_warps) ** FEWER,
+        weight_bytes=columns * plan.block_k * shape.stored_bytes,
+        row_bytes=plan.block_k * shape.in_bytes,
+        asked_bytes=plan.block_k * shape.in_bytes * own.height,
+        sums=columns * plan.num_warps * plan.block_m,
+        rereads=1.0,
+        in_front=shape.has_norm and not inside,
+        row_s=INSIDE_S * (shape.has_norm and inside),
+    )
 
 
 def _bits(work: MatmulWork) -> int:

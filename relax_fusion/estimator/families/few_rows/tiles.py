@@ -4,18 +4,21 @@ A thread block has ``block_n`` columns of ``block_m`` rows.  All of its warps ha
 ``block_k`` elements of k are a step of all of them, and ``num_stages`` steps are in shared memory
 or on their way to it.  With ``split_k`` above 1, so many blocks, a cluster, have the same tile and
 parts of k.  See `relax_fusion.dlight_rules.tensor_cores.few_rows_kernel`.
+
+Weights that kernels compute from few bits come as fast as their bits do: a thread loads `WIDTHS`
+neighbours along k of a column at once and computes them in registers
+(`relax_fusion.dlight_rules.tensor_cores.decoded_rows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ...prediction import HALF_DTYPES
-from ...shape import matmul_shape
+from ....workload import DTYPE_BYTES, NormMatmul
+from ...family import Offer
+from ...prediction import HALF_DTYPES, ceil_div
 from ...tile_plan import TilePlan
-from ..matmuls import MatmulWork
+from ..matmuls import MatmulProblem
 from ..tensor_cores import tiles as mma
 
 _HALF = MMA["float16"]
@@ -46,19 +49,46 @@ STATISTICS = 2
 FACTOR_LINES = 4
 """Lines of a chunk for gamma and beta: a warp copies four at a time."""
 
+PIECE = 8
+"""Elements that are computed together at least; they must divide k."""
 
-def refuses_others(work: MatmulWork, dev: DeviceSpec) -> str | None:
+WIDTHS = (32, 16, 8)
+"""Elements that a thread of a kernel for few rows loads at once, of each of its columns: of four
+bits, 16 bytes."""
+
+MEMBERS = 4
+"""Threads that share a column."""
+
+FEW_ROWS = (1, MMA_ROWS, MOST_ROWS)
+"""The last of the ranges of few rows."""
+
+WEIGHT_BYTES = 0.5
+"""Of a weight of four bits, which is what there mostly is."""
+
+WARPS = (8, 4, 2, 1)
+"""Of a block for few rows, which take turns along k."""
+
+COLUMNS = (16, 32, 64)
+"""Of a block for few rows."""
+
+STAGES = (2, 1)
+"""Steps that are loaded ahead."""
+
+REGISTERS = 64
+"""What a thread may load ahead: with more, too few blocks are resident."""
+
+
+def refuses_others(problem: MatmulProblem) -> str | None:
     """Return why the instructions are not for a dtype or a device, None if they are."""
-    if work.dtype not in HALF_DTYPES:
-        return f"dtype is {work.dtype}, family {FAMILY!r} takes {' and '.join(HALF_DTYPES)}"
-    return mma.unsupported(matmul_shape(work), dev, FAMILY)
+    dtype = problem.work.dtype
+    if dtype not in HALF_DTYPES:
+        return f"dtype is {dtype}, family {FAMILY!r} takes {' and '.join(HALF_DTYPES)}"
+    return mma.unsupported(problem.shape, problem.dev, FAMILY)
 
 
-def of_height(plans: Iterable[TilePlan], rows: int) -> list[TilePlan]:
-    """Return the plans for up to so many rows; one instruction takes eight."""
-    if rows > MOST_ROWS:
-        return []
-    return [plan for plan in plans if plan.block_m <= max(rows, MMA_ROWS)]
+def offered(plan: TilePlan, last: int = MOST_ROWS) -> Offer:
+    """Return the offer of a plan for few rows; one instruction takes eight."""
+    return Offer(plan, 1 if plan.block_m <= MMA_ROWS else plan.block_m, last)
 
 
 def normalises(plan: TilePlan) -> bool:
@@ -67,3 +97,42 @@ def normalises(plan: TilePlan) -> bool:
     Else a kernel does it in front, for many rows or where others need them, too.
     """
     return plan.reg_m == 1
+
+
+def width(depth: int) -> int:
+    """Return how many neighbours along k a thread of a kernel for few rows has."""
+    return next(w for w in WIDTHS if depth % w == 0)
+
+
+def few_rows_plans(work: NormMatmul, dev: DeviceSpec) -> list[tuple[int | None, TilePlan]]:
+    """Return plans for up to `MOST_ROWS` rows, by the last row of each."""
+    rows = work.rows
+    if isinstance(rows, int):
+        return [(None, _few_rows_plan(work, rows, dev))] if rows <= MOST_ROWS else []
+    return [(last, _few_rows_plan(work, last, dev)) for last in FEW_ROWS]
+
+
+def _few_rows_plan(work: NormMatmul, rows: int, dev: DeviceSpec) -> TilePlan:
+    chunk = MEMBERS * width(work.k)  # of a warp
+    warps = next(w for w in WARPS if w * chunk <= work.k or w == 1)
+    block_m = MMA_ROWS if rows <= MMA_ROWS else MOST_ROWS
+    n = work.outputs[0].columns
+
+    def fetched(columns: int) -> float:
+        """Return what a multiprocessor fetches from L2, for each element along k."""
+        blocks = ceil_div(ceil_div(n, columns), dev.sm_count)
+        return blocks * (columns * WEIGHT_BYTES + rows * DTYPE_BYTES[work.dtype])
+
+    block_n = min(COLUMNS, key=fetched)
+    steps = ceil_div(work.k, chunk * warps)
+    loaded = (block_n + 4 * block_m) * width(work.k) // 64
+    fits = (s for s in STAGES if s * loaded <= REGISTERS and 2 * s <= steps)
+    return TilePlan(
+        *(block_m, block_n, chunk * warps),
+        reg_m=block_m,
+        reg_n=block_n,
+        lanes=PIECE,
+        num_stages=next(fits, 1),
+        num_warps=warps,
+        family=FAMILY,
+    )

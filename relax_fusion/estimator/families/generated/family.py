@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
+from typing import Any
 
 from ....errors import TilePlanError, TilingError
 from ....hardware import DeviceSpec
 from ....tiling.blocks import refuse_blocks
 from ....workload import Chain
-from ....workload.graph import Graph
-from ...family import Breaks, KernelFamily
+from ...family import Breaks, KernelFamily, Offer
 from ...limits import block_limits
-from ...prediction import HALF_DTYPES, Prediction, in_a_row
+from ...prediction import HALF_DTYPES, Formula, Prediction, in_a_row
 from ...ranges import ranges
-from ...shape import Size, sizes_of
-from ...steps import Footprint
+from ...shape import Problem, Size, sizes_of
 from ...tile_plan import TilePlan
 from .memory import MOST_REGISTERS, footprint, narrow_behind, wanted_registers
 from .plan import FAMILY, GeneratedPlan, Launched, launches, loop_sizes, space_of
@@ -47,17 +46,21 @@ class Generated(KernelFamily[Chain]):
 
     names = (FAMILY,)
     language = "triton"
-    takes = (Chain,)
     plan = GeneratedPlan
     error = 1.1
     breaks = Breaks((16, 64, 256, 512), 1024)
 
-    def refuses(self, work: Chain, dev: DeviceSpec) -> str | None:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all."""
+        return problem.is_plain("gpu", Chain)
+
+    def refuses(self, problem: Problem[Chain]) -> str | None:
         """Refuse devices that Triton is not for, and graphs that have no tiles."""
+        dev = problem.dev
         if not dev.capabilities.async_copies:
             return f"the {dev.label} has no asynchronous copies, which Triton's pipelines need"
         try:
-            space = space_of(work.graph)
+            space = space_of(problem.work.graph)
         except TilingError as err:
             return str(err)
         products = {step.dtype for step in space.steps if step.dtype}
@@ -66,16 +69,16 @@ class Generated(KernelFamily[Chain]):
             return f"products are of {found}, generated kernels have {' and '.join(HALF_DTYPES)}"
         return None
 
-    def plans(self, work: Chain, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: Problem[Chain]) -> Iterator[Offer]:
         """Yield the cheapest plans of each size that is priced."""
-        sizes = tuple(
-            size for r in ranges(work, self.breaks) for _, each in r.cells for size in each
-        )
-        yield from _cheapest(work, dev, tuple(dict.fromkeys(sizes)))
+        every = ranges(problem.work, self.breaks)
+        sizes = tuple(size for r in every for _, each in r.cells for size in each)
+        yield from map(Offer, _cheapest(problem, tuple(dict.fromkeys(sizes))))
 
-    def violations(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: Problem[Chain]) -> Iterator[str]:
         """Yield why a plan is none for the graph, or needs more than a block has."""
         assert isinstance(plan, GeneratedPlan)
+        work, dev = problem.work, problem.dev
         wrong = next(_bad_launch(plan), None)
         if wrong is not None:
             yield wrong
@@ -97,17 +100,13 @@ class Generated(KernelFamily[Chain]):
                 yield f"{name} has tiles of {columns} columns behind another product; must be 64"
         if plan.tensor_maps and not dev.capabilities.tma:
             yield f"tensor_maps is {plan.tensor_maps}, the {dev.label} has none"
-        yield from block_limits(self.footprint(plan, work, dev), plan, work, dev)
+        yield from block_limits(footprint(every[0]), plan, problem)
 
-    def footprint(self, plan: TilePlan, work: Chain, dev: DeviceSpec) -> Footprint:
-        """Return what a block of the first launch occupies."""
-        assert isinstance(plan, GeneratedPlan)
-        return footprint(launches(work.graph, plan)[0])
-
-    def predict(self, plan: TilePlan, work: Chain, dev: DeviceSpec, size: Size) -> Prediction:
+    def price(self, plan: TilePlan, problem: Problem[Chain]) -> Formula:
         """Price each launch; the second begins while the first ends."""
         assert isinstance(plan, GeneratedPlan)
-        return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
+        foot = footprint(launches(problem.work.graph, plan)[0])
+        return Formula(foot, partial(_predict, plan, problem))
 
 
 def _bad_launch(plan: GeneratedPlan) -> Iterator[str]:
@@ -118,10 +117,9 @@ def _bad_launch(plan: GeneratedPlan) -> Iterator[str]:
         yield f"num_stages is {plan.num_stages}; at most {MOST_STAGES}"
 
 
-def _predict(
-    graph: Graph, plan: GeneratedPlan, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
-) -> Prediction:
-    every = launches(graph, plan)
+def _predict(plan: GeneratedPlan, problem: Problem[Chain], size: Size) -> Prediction:
+    work, dev = problem.work, problem.dev
+    every, sizes = launches(work.graph, plan), tuple(sizes_of(work, size).items())
     parts = [price(every[0], loop_sizes(every[0].graph, sizes), dev, True)]
     parts += [_merging_price(launched, sizes, dev) for launched in every[1:]]
     if plan.tensor_maps:
@@ -138,15 +136,15 @@ def _merging_price(
 
 
 @lru_cache(maxsize=256)
-def _cheapest(work: Chain, dev: DeviceSpec, sizes: tuple[Size, ...]) -> tuple[GeneratedPlan, ...]:
+def _cheapest(problem: Problem[Chain], sizes: tuple[Size, ...]) -> tuple[GeneratedPlan, ...]:
     """Return the cheapest plans at each of some sizes."""
-    family, every = Generated(), list(plans(work.graph))
+    family, every = Generated(), list(plans(problem.work.graph))
 
     def seconds(size: Size) -> Callable[[GeneratedPlan], float]:
-        return lambda plan: family.predict(plan, work, dev, size).seconds
+        return lambda plan: _predict(plan, problem, size).seconds
 
     def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
-        fitting = (p for p in some if not any(family.violations(p, work, dev)))
+        fitting = (p for p in some if not any(family.violations(p, problem)))
         return list(islice(fitting, count))
 
     last = near = descended(every, seconds(sizes[-1]))
@@ -158,6 +156,6 @@ def _cheapest(work: Chain, dev: DeviceSpec, sizes: tuple[Size, ...]) -> tuple[Ge
         elif len(sizes) > 1:
             near = descended(every, seconds(size))
         best = allowed(near, FINALISTS)
-        more = dict.fromkeys(v for plan in best for v in variants(plan, dev))
+        more = dict.fromkeys(v for plan in best for v in variants(plan, problem.dev))
         found |= dict.fromkeys(allowed(sorted(more, key=seconds(size)), OFFERED))
     return tuple(found)

@@ -8,7 +8,7 @@ from math import prod
 from ....tiling import Compute, IterationSpace, Load, Loop, Store
 from ....tiling.space import Access, Step
 from ....tiling.structure import Node
-from ...steps import Footprint
+from ...prediction import Footprint
 from .plan import Launched
 
 GROUP_ROWS = 64

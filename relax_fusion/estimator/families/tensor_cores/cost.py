@@ -9,10 +9,10 @@ from ....hardware.instructions import SLICE_BYTES
 from ....workload import INTEGER_DTYPES
 from ...gpu_cost import Rates, resident_blocks
 from ...limits import SYSTEM_SMEM_BYTES
+from ...prediction import Footprint
 from ...shape import MatmulShape
-from ...steps import Footprint
 from ...tile_plan import TilePlan
-from ..tiled import Tile, group_clocks
+from ..matmuls import Tile, group_clocks
 from . import tiles as mma
 
 RATES = {

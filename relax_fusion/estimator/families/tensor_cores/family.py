@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from math import gcd
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
-from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks
-from ...gpu_cost import Rates
-from ...prediction import HALF_DTYPES, ceil_div
-from ...shape import MatmulShape, matmul_shape
-from ...steps import Footprint
+from ...family import OWN_BASELINE_ERROR, Breaks, Offer
+from ...prediction import HALF_DTYPES, Footprint, ceil_div
+from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
-from ..matmuls import MatmulWork, columns_fit, matmul_limits, refuses_scattered
-from ..tiled import Tile, TiledMatmul
+from ..matmuls import (
+    Columns,
+    GpuMatmul,
+    MatmulProblem,
+    TilePrice,
+    columns_fit,
+    matmul_limits,
+    refuses_scattered,
+)
 from ..triton_matmul.tiles import FINER_ROWS
 from . import cost
 from .tiles import (
@@ -53,11 +57,10 @@ GROUP_STAGES = range(3, 9)
 """Of them one is multiplied, and one waits for its readers."""
 
 
-class TensorCores(TiledMatmul):
+class TensorCores(GpuMatmul):
     """Norm, matmul or gated projections by ``mma.sync`` of warps or ``wgmma`` of warp groups."""
 
     names = FAMILIES
-    takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
     fallback = True
@@ -66,23 +69,27 @@ class TensorCores(TiledMatmul):
     # which are usual, have one number of them.
     breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096, finer=FINER_ROWS)
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes and devices that have no such instructions, and copies of odd sizes.
 
         Words across k are refused too: for few rows, tensor cores take these unfused.
         """
-        shape = matmul_shape(work)
-        reason = refuses_scattered(work) or unsupported(shape, dev)
+        shape = problem.shape
+        reason = refuses_scattered(problem) or unsupported(shape, problem.dev)
         lanes = copy_lanes(shape)
         if reason is None and not any(all(s % n == 0 for s in copied(shape)) for n in lanes):
             sizes = ", ".join(map(str, copied(shape)))
             step = "are copied 4 bytes at least at once"
-            return f"operands of {work.dtype} {step}, along {sizes} elements"
+            return f"operands of {shape.dtype} {step}, along {sizes} elements"
         return reason
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
-        """Yield tiles of warp groups, then of warps, the reduction whole and in parts."""
-        shape, rows = matmul_shape(work), work.rows
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+        """Yield tiles of warp groups, then of warps, the reduction whole and in parts.
+
+        A few rows are left to the kernel that is for them, where there is one.  An instruction of a
+        warp group has 64 rows, which cost no more than fewer.
+        """
+        shape, dev, rows = problem.shape, problem.dev, problem.work.rows
         wide = copy_lanes(shape)
         lanes = next((n for n in wide if all(size % n == 0 for size in copied(shape))), None)
         if lanes is None:
@@ -93,55 +100,44 @@ class TensorCores(TiledMatmul):
         if shape.dtype not in HALF_DTYPES:  # few rows have nothing better than these
             most = max(most, GROUP_ROWS)
         warps = warp_plans(Elements.of(shape, lanes), dev)
+        few = FewRows()
+        alone = few.refuses(problem) or next(few.plans(problem), None) is None
+        low = {WARP_GROUPS: FEWEST_ROWS} if not alone else dict.fromkeys(FAMILIES, 1)
         for plan in chain(_groups(shape, lanes, dev), warps):
             if plan.block_m <= most and columns_fit(shape, plan.block_n):
-                yield from _splits(plan, shape, dev)
+                first = low.get(plan.family) if plan.block_m <= GROUP_ROWS else None
+                for part in _splits(plan, shape, dev):
+                    yield Offer(part, first)
 
-    def worth(
-        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Leave a few rows to the kernel that is for them, where there is one.
-
-        An instruction of a warp group has 64 rows, which cost no more than fewer.
-        """
-        most, few = rows[1], FewRows()
-        groups = max(most, GROUP_ROWS) if most >= FEWEST_ROWS else most
-        if few.refuses(work, dev) or next(few.plans(work, dev), None) is None:
-            most = groups = max(most, min((p.block_m for p in plans), default=0), GROUP_ROWS)
-        tallest = {WARP_GROUPS: groups}
-        return (p for p in plans if p.block_m <= tallest.get(p.family, most))
-
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what tiles, copies and clusters ask for, and what a block has not."""
-        shape = matmul_shape(work)
+        shape, dev = problem.shape, problem.dev
         reason = unsupported(shape, dev, plan.family)
         yield from [reason] if reason else _tile_violations(plan, shape, dev)
-        if plan.block_k > work.k:
-            yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
-        yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
+        if plan.block_k > shape.k:
+            yield f"block_k is {plan.block_k}, the reduction has {shape.k} elements"
+        yield from matmul_limits(_footprint(plan, shape, dev), plan, problem)
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the stages in shared memory, and the sums and fragments of a thread."""
-        shape = matmul_shape(work)
-        columns = plan.reg_n * shape.parts
-        lines = plan.block_m + shape.parts * plan.block_n
-        smem_bytes = lines * plan.block_k * shape.in_bytes * plan.num_stages
-        if plan.split_k > 1:  # the sums take the place of the operands
-            smem_bytes = max(smem_bytes, plan.block_m * shape.parts * plan.block_n * SUM_BYTES)
-        if plan.family == WARP_GROUPS:
-            smem_bytes += GROUP_ALIGNMENT_BYTES
-            registers = plan.reg_m * columns // 32 + OVERHEAD_REGISTERS
-        else:
-            registers = warp_registers(plan.reg_m, columns)
-        return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+        """Price the launches, with that of a norm in front."""
+        shape, dev = problem.shape, problem.dev
+        foot, rates = _footprint(plan, shape, dev), cost.rates_of(plan, shape, dev)
+        return TilePrice(dev, foot, cost.tile_of(plan, shape, foot, dev), rates, Columns.of(shape))
 
-    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
-        """Return what `plan` asks for."""
-        return cost.tile_of(plan, matmul_shape(work), self.footprint(plan, work, dev), dev)
 
-    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
-        """Return what the kernel reaches."""
-        return cost.rates_of(plan, matmul_shape(work), dev)
+def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint:
+    """Return the stages in shared memory, and the sums and fragments of a thread."""
+    columns = plan.reg_n * shape.parts
+    lines = plan.block_m + shape.parts * plan.block_n
+    smem_bytes = lines * plan.block_k * shape.in_bytes * plan.num_stages
+    if plan.split_k > 1:  # the sums take the place of the operands
+        smem_bytes = max(smem_bytes, plan.block_m * shape.parts * plan.block_n * SUM_BYTES)
+    if plan.family == WARP_GROUPS:
+        smem_bytes += GROUP_ALIGNMENT_BYTES
+        registers = plan.reg_m * columns // 32 + OVERHEAD_REGISTERS
+    else:
+        registers = warp_registers(plan.reg_m, columns)
+    return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
 
 def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ....hardware import DeviceSpec
 from ...gpu_cost import resident_blocks
 from ...limits import SYSTEM_SMEM_BYTES
+from ...prediction import Footprint
 from ...shape import MatmulShape
-from ...steps import Footprint
 from ...tile_plan import TilePlan
 from .tiles import (
     BLOCKS,

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
 from ....workload import Attention
-from ...family import Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
-from ...shape import AttentionSize, Size, attention_qo_bytes, attention_size
-from ...steps import Footprint
+from ...family import Breaks, KernelFamily, Offer
+from ...limits import GRID_YZ, grid_limits
+from ...prediction import HALF_DTYPES, Bound, Footprint, Formula, Prediction, ceil_div, largest
+from ...shape import AttentionSize, Problem, Size, attention_qo_bytes, attention_size
 from ...tile_plan import TilePlan
 from . import cost
 from .tiles import (
@@ -84,14 +86,16 @@ class TritonAttention(KernelFamily[Attention]):
     names = FAMILIES
     plan = AttentionPlan
     language = "triton"
-    takes = (Attention,)
     error = 0.9
     breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096)
 
-    def refuses(self, work: Attention, dev: DeviceSpec) -> str | None:
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Take all."""
+        return problem.is_plain("gpu", Attention)
+
+    def refuses(self, problem: Problem[Attention]) -> str | None:
         """Refuse dtypes, features and devices that the kernels are not for."""
-        if dev.kind == "cpu":
-            return "Triton's kernels are for GPUs, the device is a CPU"
+        work, dev = problem.work, problem.dev
         if work.dtype not in HALF_DTYPES:
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
@@ -103,26 +107,15 @@ class TritonAttention(KernelFamily[Attention]):
                 )
         return None
 
-    def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+    def plans(self, problem: Problem[Attention]) -> Iterator[Offer]:
         """Yield the plans of all kernels."""
-        width = padded(work.head_dim)
-        for block_m, block_n, groups in GROUP_TILES:
-            yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
-        if _is_plain(work):
-            for block_n in HALVES_KEYS:
-                if work.kv_len == HALVES_BLOCKS * block_n:
-                    yield _plan("halves", (64, block_n, width), 8, 2, HALVES)
-        for block_n, stages in FLASH_TILES:
-            yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
-        for (block_m, block_n), depths in POINTER_TILES.items():
-            warps = 8 if block_m == 128 else 4
-            for stages in depths:
-                whole = _plan("attention", (block_m, block_n, width), warps, stages)
-                yield from _cut(whole, work, dev)
+        group = problem.work.q_heads // problem.work.kv_heads
+        for plan in _plans(problem.work, problem.dev):
+            yield Offer(plan, most=GRID_YZ * plan.block_m // group)
 
-    def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: Problem[Attention]) -> Iterator[str]:
         """Yield what tiles and copies ask for, and what a block has not."""
-        plan = AttentionPlan.of(plan)
+        work, dev, plan = problem.work, problem.dev, AttentionPlan.of(plan)
         if plan.family in HOPPER_FAMILIES:
             yield from _hopper_violations(plan, work, dev)
         else:
@@ -140,59 +133,75 @@ class TritonAttention(KernelFamily[Attention]):
                 f"block_k is {plan.block_k}, a tile holds all {work.head_dim} of head_dim, "
                 f"padded to {padded(work.head_dim)}"
             )
-        used, most = smem_bytes(plan, work, dev), dev.smem_per_block_bytes
+        group, used = work.q_heads // work.kv_heads, smem_bytes(plan, work, dev)
+        most = dev.smem_per_block_bytes
         if used > most:
             yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
         values, limit = register_values(plan, work), MAX_REGISTER_VALUES[plan.family]
         if values > limit:
             yield f"a thread holds {values} scores and results, at most {limit} fit its registers"
 
-    def footprint(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
-        """Return the tiles in shared memory, and the scores and results of a thread."""
-        plan = AttentionPlan.of(plan)
-        threads = plan.num_warps * dev.warp_size
-        smem = smem_bytes(plan, work, dev)
-        return Footprint(smem, register_values(plan, work), threads)
+        yield from grid_limits(
+            {
+                "the query positions": ceil_div((problem.most or 0) * group, plan.block_m),
+                "the heads": work.q_heads,
+            }
+        )
 
-    def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches cost, by a model that was fitted to these kernels."""
-        plan = AttentionPlan.of(plan)
-        size = attention_size(work, size)
-        load = cost.load(work, plan, dev, size)
-        moved = attention_qo_bytes(work, size) + cost.kv_bytes(work, size)
-        times: dict[Bound, float] = {"dram": moved / (dev.dram_bytes_per_s * dev.read_part)}
-        launch = dev.launch_s + cost.FILL_S[plan.family]
-        if plan.family in cost.SHORT_S_PER_SCORE:
-            at_once = min(load.resident, ceil_div(load.programs, dev.sm_count))
-            times["latency"] = load.rounds * at_once * cost.short_s(work, plan)
-            launch += (load.rounds - 1) * cost.FILL_S[plan.family]
-        else:
-            edges = cost.edges(work, plan, size)
-            times["compute"] = load.blocks * cost.block_s(work, plan, dev) + load.per_sm * edges
-        if plan.family == "attention":
-            fetch = cost.FETCH_S + cost.block_bytes(work, plan) * cost.FETCH_S_PER_BYTE
-            first = (
-                cost.FILL_S["attention"]
-                + fetch
-                + (0.0 if few_scores(plan) else cost.QUERIES_FIRST_S)
-            )
-            waits = fetch / max(1, plan.num_stages - 1)
-            step = cost.joined(cost.chain_s(work, plan, dev), waits)
-            blocks = max(load.rounds * load.mean, load.most)
-            times["latency"] = blocks * step + (load.rounds - 1) * first
-            launch = dev.launch_s + first + cost.combine_s(work, plan, dev, size, load)
-        seconds = launch + cost.joined(*times.values())
-        waves = ceil_div(max(load.programs, 1), dev.sm_count * load.resident)
-        bound = largest({**times, "launch": launch})
-        return Prediction(seconds, moved, work.flops(**size._asdict()), waves, bound)
+    def price(self, plan: TilePlan, problem: Problem[Attention]) -> Formula:
+        """Return a price by a model that was fitted to these kernels."""
+        work, dev, plan = problem.work, problem.dev, AttentionPlan.of(plan)
+        values, threads = register_values(plan, work), plan.num_warps * dev.warp_size
+        foot = Footprint(smem_bytes(plan, work, dev), values, threads)
+        return Formula(foot, partial(_predict, plan, work, dev))
 
-    def blocks(
-        self, plan: TilePlan, work: Attention, most: int | None
-    ) -> Iterator[tuple[str, int]]:
-        """Yield the query positions, and the heads."""
-        group = work.q_heads // work.kv_heads
-        yield "the query positions", ceil_div((most or 0) * group, plan.block_m)
-        yield "the heads", work.q_heads
+
+def _predict(plan: AttentionPlan, work: Attention, dev: DeviceSpec, of: Size) -> Prediction:
+    """Return what the launches cost."""
+    size = attention_size(work, of)
+    load = cost.load(work, plan, dev, size)
+    moved = attention_qo_bytes(work, size) + cost.kv_bytes(work, size)
+    times: dict[Bound, float] = {"dram": moved / (dev.dram_bytes_per_s * dev.read_part)}
+    launch = dev.launch_s + cost.FILL_S[plan.family]
+    if plan.family in cost.SHORT_S_PER_SCORE:
+        at_once = min(load.resident, ceil_div(load.programs, dev.sm_count))
+        times["latency"] = load.rounds * at_once * cost.short_s(work, plan)
+        launch += (load.rounds - 1) * cost.FILL_S[plan.family]
+    else:
+        edges = cost.edges(work, plan, size)
+        times["compute"] = load.blocks * cost.block_s(work, plan, dev) + load.per_sm * edges
+    if plan.family == "attention":
+        fetch = cost.FETCH_S + cost.block_bytes(work, plan) * cost.FETCH_S_PER_BYTE
+        first = (
+            cost.FILL_S["attention"] + fetch + (0.0 if few_scores(plan) else cost.QUERIES_FIRST_S)
+        )
+        waits = fetch / max(1, plan.num_stages - 1)
+        step = cost.joined(cost.chain_s(work, plan, dev), waits)
+        blocks = max(load.rounds * load.mean, load.most)
+        times["latency"] = blocks * step + (load.rounds - 1) * first
+        launch = dev.launch_s + first + cost.combine_s(work, plan, dev, size, load)
+    seconds = launch + cost.joined(*times.values())
+    waves = ceil_div(max(load.programs, 1), dev.sm_count * load.resident)
+    bound = largest({**times, "launch": launch})
+    return Prediction(seconds, moved, work.flops(**size._asdict()), waves, bound)
+
+
+def _plans(work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:
+    """Yield the plans of all kernels."""
+    width = padded(work.head_dim)
+    for block_m, block_n, groups in GROUP_TILES:
+        yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
+    if _is_plain(work):
+        for block_n in HALVES_KEYS:
+            if work.kv_len == HALVES_BLOCKS * block_n:
+                yield _plan("halves", (64, block_n, width), 8, 2, HALVES)
+    for block_n, stages in FLASH_TILES:
+        yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
+    for (block_m, block_n), depths in POINTER_TILES.items():
+        warps = 8 if block_m == 128 else 4
+        for stages in depths:
+            whole = _plan("attention", (block_m, block_n, width), warps, stages)
+            yield from _cut(whole, work, dev)
 
 
 def _plan(
@@ -207,7 +216,7 @@ def _plan(
     )
 
 
-def _cut(whole: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+def _cut(whole: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:
     """Yield a plan with every bound of parts that makes a difference at some size."""
     batch, q_len = (dim if isinstance(dim, int) else 1 for dim in (work.batch, work.q_len))
     keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper or MANY_KEYS

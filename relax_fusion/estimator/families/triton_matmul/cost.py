@@ -9,14 +9,12 @@ from __future__ import annotations
 from math import log2
 
 from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul
 from ...gpu_cost import Rates, resident_blocks
 from ...limits import SYSTEM_SMEM_BYTES
-from ...prediction import ceil_div
-from ...shape import MatmulShape, matmul_shape
-from ...steps import Footprint
+from ...prediction import Footprint, ceil_div
+from ...shape import MatmulShape
 from ...tile_plan import TilePlan
-from ..tiled import Tile, group_clocks
+from ..matmuls import MatmulProblem, Tile, group_clocks
 from .tiles import accumulators, norm_inside, smem_bytes
 
 RATES = {
@@ -63,9 +61,9 @@ ACCUMULATOR_OVERHEAD = 17
 """A thread has 17 registers beside its accumulators (Triton keeps operands in shared memory)."""
 
 
-def tile_of(plan: TilePlan, work: NormMatmul | GatedFFN, dev: DeviceSpec) -> Tile:
+def tile_of(plan: TilePlan, problem: MatmulProblem) -> Tile:
     """Return what a plan asks for."""
-    shape, inside = matmul_shape(work, pairs=False), norm_inside(work, plan)
+    shape, dev, inside = problem.columns, problem.dev, norm_inside(problem.work, plan)
     if plan.family == "gemv":
         return _dots(plan, shape, dev)
     columns, steps = plan.block_n * shape.parts, plan.block_k * plan.split_k

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ....workload import DynamicDim, GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks
-from ...gpu_cost import Rates
-from ...prediction import HALF_DTYPES, ceil_div
-from ...shape import MatmulShape, matmul_shape
-from ...steps import Footprint
+from ....workload import DynamicDim, GatedFFN
+from ...family import OWN_BASELINE_ERROR, Breaks, Offer
+from ...limits import GRID_YZ, grid_limits
+from ...prediction import HALF_DTYPES, Footprint, ceil_div
+from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 from ..cuda_matmul.family import CudaMatmul
-from ..cuda_matmul.refusals import projections
-from ..matmuls import MatmulWork
-from ..tiled import Columns, Tile, TiledMatmul
+from ..cuda_matmul.tiles import form_of
+from ..matmuls import Columns, GpuMatmul, MatmulProblem, TilePrice
 from . import cost
 from .tiles import (
     FAMILIES,
@@ -50,24 +48,22 @@ hold: 1.11 and 1.21 of it with two and four tiles of rows (`2026-11-21-judge_est
 and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed5.md`)."""
 
 
-class TritonMatmul(TiledMatmul):
+class TritonMatmul(GpuMatmul):
     """Norm, matmul or gated projections: "gemv" and "pointer"."""
 
     names = FAMILIES
     language = "triton"
-    takes = (NormMatmul, GatedFFN)
     error = OWN_BASELINE_ERROR
     breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=FINER_ROWS)
 
-    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+    def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""
-        if dev.kind == "cpu":
-            return "Triton's kernels are for GPUs, the device is a CPU"
+        work, dev = problem.work, problem.dev
         if work.dtype not in HALF_DTYPES:
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
             return f"the {dev.label} has no tensor cores for {work.dtype}"
-        if matmul_shape(work).unpacked_bytes:
+        if problem.shape.unpacked_bytes:
             return "the Triton kernels read weights that are not packed"
         if isinstance(work, GatedFFN):
             return None
@@ -78,74 +74,56 @@ class TritonMatmul(TiledMatmul):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
         return None
 
-    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
-        """Yield the plans of all kernels."""
-        if not isinstance(work.rows, int) or work.rows <= 2:
-            parts = matmul_shape(work, pairs=False).parts
-            for (block_k, warps), lines in product(GEMV_TILES, GEMV_LINES):
-                if lines % parts == 0:
-                    yield triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
-        for block_m, stages in product(TILE_ROWS, (6, 8, 4)):
-            for block_k, split in ((64, 1), (128, 1), (64, 4)):
-                yield triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
-
-    def worth(
-        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
-    ) -> Iterable[TilePlan]:
-        """Offer the lowest tiles of tensor cores to any number of rows but one.
+    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+        """Yield the plans of all kernels: the lowest tiles of tensor cores for two rows and more.
 
         Many rows of gated pairs are left to CUDA C++, where it has a kernel.
         """
-        most = rows[1] if rows[1] == 1 else max(rows[1], LEAST_ROWS)
-        many = isinstance(work, GatedFFN) and rows[0] > POINTER_ROWS
-        if many and CudaMatmul().refuses(work, dev) is None:
-            return ()
-        return (plan for plan in plans if plan.block_m <= most)
+        work, last = problem.work, None
+        if isinstance(work, GatedFFN) and CudaMatmul().refuses(problem) is None:
+            last = POINTER_ROWS
+        if not isinstance(work.rows, int) or work.rows <= 2:
+            parts = problem.columns.parts
+            for (block_k, warps), lines in product(GEMV_TILES, GEMV_LINES):
+                if lines % parts == 0:
+                    plan = triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
+                    yield Offer(plan, last=last, most=GRID_YZ)
+        for block_m, stages in product(TILE_ROWS, (6, 8, 4)):
+            first = 2 if block_m == LEAST_ROWS else None
+            for block_k, split in ((64, 1), (128, 1), (64, 4)):
+                plan = triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
+                yield Offer(plan, first, last)
 
-    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what tiles, copies and epilogues ask for, and what a block has not."""
-        shape = matmul_shape(work, pairs=False)
+        shape = problem.columns
         for name in ("block_m", "block_n", "block_k", "num_warps"):
             value = getattr(plan, name)
             if value < 1 or value & (value - 1):
                 yield f"{name} is {value}, triton needs a power of two"
         if plan.family == "gemv":
             yield from _gemv_violations(plan, shape)
+            yield from grid_limits({"the rows": problem.most or 0})
         else:
-            yield from _tile_violations(plan, shape, dev)
-        if any(p.rope for p in projections(work)) and plan.block_n % 2:
+            yield from _tile_violations(plan, shape, problem.dev)
+        if form_of(problem.work).rotates and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
-    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the stages in shared memory, and the sums of a thread."""
-        shape = matmul_shape(work, pairs=False)
-        threads = plan.num_warps * dev.warp_size
-        sums = accumulators(plan, shape)
-        return Footprint(smem_bytes(plan, shape), sums, threads)
-
-    def columns(self, work: MatmulWork) -> Columns:
-        """Return the weights of each launch."""
-        shape = matmul_shape(work, pairs=False)
-        return Columns(shape, [[shape.n_parts[i] for i in some] for some in launches(work)])
-
-    def tile_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Tile:
-        """Return what `plan` asks for."""
-        return cost.tile_of(plan, work, dev)
-
-    def rates_of(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Rates:
-        """Return what the kernel reaches."""
-        return cost.RATES[plan.family]
-
-    def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
-        """Return what is done before the kernel in front ends."""
-        return cost.EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0
-
-    def blocks(
-        self, plan: TilePlan, work: MatmulWork, most: int | None
-    ) -> Iterator[tuple[str, int]]:
-        """Yield the rows of dot products."""
-        if plan.family == "gemv":
-            yield "the rows", most or 0
+    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+        """Price the launches, which begin early behind others."""
+        shape, dev = problem.columns, problem.dev
+        sums, threads = accumulators(plan, shape), plan.num_warps * dev.warp_size
+        columns = Columns(
+            shape, [[shape.n_parts[i] for i in some] for some in launches(problem.work)]
+        )
+        return TilePrice(
+            dev,
+            Footprint(smem_bytes(plan, shape), sums, threads),
+            cost.tile_of(plan, problem),
+            cost.RATES[plan.family],
+            columns,
+            cost.EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0,
+        )
 
 
 def _gemv_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
