@@ -37,7 +37,7 @@ from relax_fusion.estimator.registry import plan_of, violations
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tuning.compiling import compiled
+from relax_fusion.tuning.device import compiled
 from relax_fusion.tuning.inputs import allowed_error, draw
 from relax_fusion.workload import Workload
 from relax_fusion.workload.json import from_json, to_json

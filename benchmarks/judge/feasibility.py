@@ -36,7 +36,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.triton_bridge.generated import KernelText, Means, function_of, kernel_text
 from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 from relax_fusion.triton_bridge.specialize import triton_dtype
-from relax_fusion.tuning.compiling import FOREIGN_ERRORS
+from relax_fusion.tuning.device import FOREIGN_ERRORS
 from relax_fusion.workload.graph import Graph
 
 MEMORY = "of shared memory"

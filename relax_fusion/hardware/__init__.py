@@ -1,8 +1,7 @@
 """What devices can do, as data.  Only :mod:`.target`, which reads TVM targets, needs TVM."""
 
-from .capabilities import NO_CAPABILITIES, Capabilities
-from .cpu import generic_cpu
-from .devices import DEVICES, device, register
+from .devices import DEVICES, device, generic_cpu, register
+from .instructions import NO_CAPABILITIES, Capabilities
 from .nvidia import STATIC_SMEM_BYTES
 from .spec import DeviceSpec
 

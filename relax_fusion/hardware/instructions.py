@@ -1,4 +1,4 @@
-"""The matrix instructions of NVIDIA's tensor cores that kernels of this library use, as data.
+"""What a GPU offers to kernels, and the matrix instructions of NVIDIA's tensor cores, as data.
 
 Source: PTX ISA, sections "Multiply-and-Accumulate Instruction: mma", "Asynchronous Multiply-and-
 Accumulate Instruction: wgmma.mma_async" and "Warp-level matrix load instruction: ldmatrix".
@@ -7,6 +7,7 @@ Accumulate Instruction: wgmma.mma_async" and "Warp-level matrix load instruction
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 PIECE_BYTES = 16
 """What one lane of ``ldmatrix`` names, and the most that one asynchronous copy moves."""
@@ -58,3 +59,37 @@ WARP_GROUP_MMA = {
 }
 """What four warps multiply out of shared memory, by element type.  Needs sm_90a and nothing newer:
 later architectures have no ``wgmma``."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What kernels ask of a GPU, beside its sizes and rates.
+
+    Parameters
+    ----------
+    async_copies : bool
+        Copies from global to shared memory that no thread waits for (``cp.async``).
+    dependent_launch : bool
+        Launches that begin before the kernel in front of them ends (programmatic dependent launch).
+    clusters : bool
+        Thread blocks that run together and read each other's shared memory.
+    tma : bool
+        A unit that copies whole tiles by a tensor map (Tensor Memory Accelerator).
+    matrix_instructions : tuple of MatrixInstruction
+        Entries of the tables in :mod:`.instructions` that it executes.
+    """
+
+    async_copies: bool = False
+    dependent_launch: bool = False
+    clusters: bool = False
+    tma: bool = False
+    matrix_instructions: tuple[MatrixInstruction, ...] = ()
+
+    @cached_property
+    def warp_group_mma(self) -> bool:
+        """Whether groups of warps multiply matrices out of shared memory."""
+        return any(i in self.matrix_instructions for i in WARP_GROUP_MMA.values())
+
+
+NO_CAPABILITIES = Capabilities()
+"""Those of CPUs, and of GPUs whose instructions no kernel here uses."""

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import TargetError
 from ..validation import shown
-from .capabilities import Capabilities
-from .instructions import MMA, WARP_GROUP_MMA
+from .instructions import MMA, WARP_GROUP_MMA, Capabilities
 from .spec import DeviceSpec
 
 STATIC_SMEM_BYTES = 48 * 1024

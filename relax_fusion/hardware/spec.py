@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from ..errors import TargetError
 from ..validation import Natural, check, shown
-from .capabilities import NO_CAPABILITIES, Capabilities
-from .instructions import MatrixInstruction
+from .instructions import NO_CAPABILITIES, Capabilities, MatrixInstruction
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from tvm.target import Target, codegen
 
 from ..errors import TargetError
 from ..validation import shown
-from .cpu import generic_cpu
-from .devices import DEVICES, device
+from .devices import DEVICES, device, generic_cpu
 from .instructions import MMA
 from .nvidia import ARCHITECTURES, STATIC_SMEM_BYTES, capability_of
 from .spec import DeviceSpec

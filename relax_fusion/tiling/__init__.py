@@ -9,10 +9,9 @@ the tiles and the price.  Nothing here needs TVM.
 """
 
 from .expressions import Expression, expressions, parse
-from .parts import product_parts
 from .placement import place
 from .space import Access, IterationSpace, TileLoop, iteration_space
-from .split import SplitGraph, recomputed, split_loops, split_sum
+from .split import SplitGraph, product_parts, recomputed, split_loops, split_sum
 from .structure import Compute, Load, Loop, Schedule, Store, Structure, moves
 
 __all__ = [

@@ -15,8 +15,7 @@ from ..workload.dtypes import STORED_BYTES
 from ..workload.graph import Block, Graph
 from ..workload.roofline import Sizes, instructions, is_contraction, operations
 from ..workload.values import At, reads
-from .axes import loop_names
-from .rescaling import is_rescaled
+from .axes import is_rescaled, loop_names
 
 MOST_LOOPS = 6
 """Loops whose order is searched.  Seven have 5,040 orders and more, each with its placements."""

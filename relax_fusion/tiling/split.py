@@ -1,4 +1,4 @@
-"""Sums that blocks share: a graph cut into one that sums parts and one that merges them.
+"""Graphs that are cut: into one that sums parts and one that merges them, or behind each product.
 
 With few rows, axes of the result alone do not keep all multiprocessors of a device busy.  A loop
 that is summed over is then an axis of the grid as well: each block has partial sums of its part of
@@ -25,10 +25,9 @@ from dataclasses import dataclass, field, replace
 from ..errors import TilingError
 from ..workload.dims import DynamicDim, size_text
 from ..workload.graph import Block, Graph, Slot, Tensor
-from ..workload.roofline import Sizes
+from ..workload.roofline import Sizes, is_contraction
 from ..workload.values import At, Axis, AxisValue, Expr, Op, Read, apply, reads
-from .axes import loop_names
-from .rescaling import is_rescaled
+from .axes import is_rescaled, loop_names
 from .space import IterationSpace
 from .structure import Structure
 
@@ -294,3 +293,28 @@ def _needed(graph: Graph, results: list[str], known: Collection[str] = ()) -> li
             elif block.start is not None:
                 wanted |= {r.tensor for r in reads(block.start)}
     return found[::-1]
+
+
+def product_parts(graph: Graph) -> tuple[Graph, ...]:
+    """Return graphs of one product each, with the statements up to the next product behind it.
+
+    A part reads what those before it store, by the names that the graph has.
+    """
+    groups: list[list[Block]] = [[]]
+    for block in graph.blocks:
+        if is_contraction(block) and any(map(is_contraction, groups[-1])):
+            groups.append([])
+        groups[-1].append(block)
+    wanted = {slot.name for slot in graph.slots if slot.role == "out"}
+    found: list[Graph] = []
+    for blocks in reversed(groups):
+        made = {block.out for block in blocks}
+        read = {r.tensor for b in blocks for value in b.values() for r in reads(value)} - made
+        slots = [s for s in graph.slots if s.role != "out" and s.name in read]
+        given = {slot.name for slot in slots}
+        slots += [Slot(t.name, "in") for t in graph.tensors if t.name in read - given]
+        slots += [Slot(block.out, "out") for block in blocks if block.out in wanted]
+        tensors = tuple(t for t in graph.tensors if t.name in made | read)
+        found.append(Graph(tensors, tuple(blocks), tuple(slots)))
+        wanted |= read
+    return tuple(reversed(found))

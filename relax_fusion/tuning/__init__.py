@@ -3,7 +3,7 @@
 workloads of a module -> shortlists -> compiled, checked and timed -> tuning database
 """
 
-from .outcome import Outcome, Tuning
+from .contests import Outcome, Tuning
 from .search import tune
 
 __all__ = ["Outcome", "Tuning", "tune"]

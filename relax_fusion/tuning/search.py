@@ -20,9 +20,8 @@ from ..pipeline import phase0_annotate, phase1_fuse
 from ..report import Report
 from ..validation import shown
 from ..workload.checks import without_zeros
-from .contests import MOST, shortlist
+from .contests import MOST, Tuning, shortlist
 from .device import open_device
-from .outcome import Tuning
 from .trial import Subject, Trial
 
 

@@ -27,11 +27,9 @@ from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of
 from ..workload import Workload
 from ..workload.json import to_json
-from .compiling import FOREIGN_ERRORS, compiled, first_sentence, tables_of
-from .contests import Contest
-from .device import Function, MeasuringDevice
+from .contests import Contest, Outcome, Tuning
+from .device import FOREIGN_ERRORS, Function, MeasuringDevice, compiled, first_sentence, tables_of
 from .inputs import allowed_error, dims_at, draw
-from .outcome import Outcome, Tuning
 
 FIRST_SAMPLES, MOST_SAMPLES, ENOUGH_S = 2, 20, 0.1
 """Samples of a plan in the first round, the most in the second one, and how long that may take."""

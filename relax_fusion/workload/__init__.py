@@ -9,7 +9,7 @@ Each has a block graph (:mod:`.graph`), which says what it computes, statement b
 order of its operands, its numbers (:mod:`.reference`) and its roofline follow from that.
 """
 
-from .attention import Attention, BiasOp, Causal, HeadLayout, MaskDims
+from .attention import Attention, BiasOp, Causal, HeadLayout, Heads, MaskDims
 from .base import Atom
 from .chain import Chain
 from .dims import Dim, DynamicDim, extent
@@ -17,8 +17,6 @@ from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
-from .heads import Heads
-from .norm import Norm
 from .norm_matmul import (
     Adapter,
     NormMatmul,
@@ -28,7 +26,7 @@ from .norm_matmul import (
     narrow_matmuls,
 )
 from .operators import ACTIVATIONS
-from .steps import EPILOGUE_STEPS, Step, operand_name, operand_names
+from .steps import EPILOGUE_STEPS, Norm, Step, operand_name, operand_names
 
 Workload = NormMatmul | GatedFFN | Attention | Chain
 

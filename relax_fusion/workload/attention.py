@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,9 +11,43 @@ from .builder import GraphBuilder, Handle, Place
 from .dims import Dim, DynamicDim, extent, renamed
 from .dtypes import DTYPE_BYTES
 from .graph import Band, Graph
-from .heads import Heads
 from .norm_matmul import NormMatmul, Projection, WeightLayout
-from .values import At, Axis, AxisValue, Const, Expr, Read, Size, apply
+from .values import At, Axis, AxisValue, Const, Expr, Read, Size, apply, at
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads of a tensor are read: head h is ``start + step * h`` of `total`.
+
+    Parameters
+    ----------
+    total : int
+        Heads of the tensor.
+    start, step : int
+        The first head that is read, and the distance to the next one.
+    """
+
+    total: int
+    start: int = 0
+    step: int = 1
+
+    def at(self, head: Axis | At) -> At:
+        """Return the coordinate of a head in the tensor."""
+        place = at(head)
+        terms = tuple((axis, stride * self.step) for axis, stride in place.terms)
+        return At(terms, self.start + place.start * self.step)
+
+    def wrong(self, count: int) -> Iterator[str]:
+        """Yield why these cannot be `count` heads."""
+        for name, least in (("total", 1), ("start", 0), ("step", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                yield f"{name} is {value!r}, must be an integer from {least} on"
+                return
+        last = self.start + self.step * (count - 1)
+        if last >= self.total:
+            yield f"head {last} is read, there are {self.total}"
+
 
 Causal = Literal["none", "top_left", "bottom_right"]
 HeadLayout = Literal["bsnh", "bnsh"]

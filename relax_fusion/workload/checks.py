@@ -9,12 +9,11 @@ from typing import Any
 
 from ..errors import GraphError
 from ..validation import MAX_INT32, shown
-from .attention import Attention
+from .attention import Attention, Heads
 from .chain import Chain
 from .dims import DynamicDim
 from .dtypes import DTYPE_BYTES
 from .gated_ffn import GatedFFN
-from .heads import Heads
 from .norm_matmul import Adapter, NormMatmul, Projection, Rope
 from .operators import ACTIVATIONS
 from .steps import EPILOGUE_STEPS

@@ -11,9 +11,9 @@ from .dims import Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
 from .formats import Packed
 from .graph import Graph
-from .norm import Norm, normalised
 from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .roofline import slots_of
+from .steps import Norm, normalised
 from .values import Axis, Expr, apply
 
 

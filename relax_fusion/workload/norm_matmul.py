@@ -13,9 +13,8 @@ from .dims import PRICED_COLUMNS, Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator, step_dtype
 from .formats import Packed
 from .graph import Graph
-from .norm import Norm, normalised
 from .roofline import Sizes
-from .steps import Step, epilogue
+from .steps import Norm, Step, epilogue, normalised
 from .values import Axis, AxisValue, Const, Expr, Read
 
 if TYPE_CHECKING:

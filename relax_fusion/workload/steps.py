@@ -1,13 +1,14 @@
-"""The element-wise steps behind a matmul."""
+"""What is around a matmul: a norm in front of it, and element-wise steps behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from .builder import GraphBuilder
+from .builder import GraphBuilder, Handle
 from .operators import ACTIVATIONS
-from .values import Axis, Const, Expr, apply
+from .values import Axis, Const, Expr, Size, apply
 
 EPILOGUE_STEPS = ("bias", "residual", "scale", *ACTIVATIONS)
 
@@ -46,3 +47,60 @@ def epilogue(
             operand = g.input(name, [a.size for a in along], dtype)[along]
             value = value * operand if step == "scale" else value + operand
     return value
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation over the last axis, with an optional residual add in front of it.
+
+    Parameters
+    ----------
+    kind : {"rms", "layer"}
+        ``x / sqrt(mean(x^2) + eps)`` or ``(x - mean) / sqrt(var + eps)``, times gamma (plus beta).
+    eps : float
+        Added to the mean square or the variance.
+    beta : bool
+        Whether a shift is added (LayerNorm only).
+    residual : bool
+        Whether the input is the sum of two tensors, added here.
+    returns_sum : bool
+        Whether that sum is an output too.
+    returns_norm : bool
+        Whether the normalised value is an output too (a post-norm residual reads it).
+    unit_offset : bool
+        Whether the rows are multiplied by ``1 + gamma``, as Gemma's are.
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    beta: bool = False
+    residual: bool = False
+    returns_sum: bool = False
+    returns_norm: bool = False
+    unit_offset: bool = False
+
+
+def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:
+    """Write down x ``[rows, k]`` and its norm; return what the matmuls read."""
+    i, k = axes
+    shape = (i.size, k.size)
+    x = g.input("x", shape, dtype)
+    if norm is None:
+        return x
+    if norm.residual:
+        residual = g.input("residual", shape, dtype)
+        x = g.map("x_sum", axes, x[i, k] + residual[i, k], dtype, rounds=True)
+        if norm.returns_sum:
+            g.output(x)
+    gamma = g.input("gamma", (k.size,), dtype)
+    beta = g.input("beta", (k.size,), dtype) if norm.beta else None
+    centred: Expr = x[i, k]
+    if norm.kind == "layer":
+        centred = centred - g.sum("mean_sum", (i,), (k,), x[i, k])[i] / Size(k.size)
+    square = g.sum("square_sum", (i,), (k,), centred * centred)
+    factor: Expr = gamma[k] + 1.0 if norm.unit_offset else gamma[k]
+    value = centred * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * factor
+    result = g.map("x_norm", axes, value if beta is None else value + beta[k], dtype)
+    if norm.returns_norm:
+        g.output(result)
+    return result

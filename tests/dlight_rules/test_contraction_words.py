@@ -16,7 +16,7 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu import contraction
-from relax_fusion.dlight_rules.cpu.field_lookup import looks_up
+from relax_fusion.dlight_rules.cpu.words import looks_up
 from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.families.words import WordVectors
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan

@@ -19,8 +19,12 @@ from relax_fusion.estimator import (
 )
 from relax_fusion.estimator.families.matmuls import columns_fit
 from relax_fusion.estimator.families.tensor_cores.family import TensorCores
-from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES, SPLITS, SYSTEM_SMEM_BYTES
-from relax_fusion.estimator.families.tensor_cores.warps import GRIDS
+from relax_fusion.estimator.families.tensor_cores.tiles import (
+    FAMILIES,
+    GRIDS,
+    SPLITS,
+    SYSTEM_SMEM_BYTES,
+)
 from relax_fusion.estimator.gpu_cost import resident_blocks
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import TilePlan

@@ -194,8 +194,8 @@ def test_plans_are_read_as_what_their_family_has() -> None:
         plan_of({**plan.to_attr(), "shift": 0})
     with pytest.raises(TilePlanError, match="there is no field 'shift'"):
         plan_of({**plan.to_attr(), "family": "panels"})
-    assert violations(replace(plan, family="cpu_tiles"), WORK, CPU) == (
-        "tile plan of family 'cpu_tiles': there is no field 'shift'; there are " + FIELDS,
+    assert violations(replace(plan, family="words"), WORK, CPU) == (
+        "tile plan of family 'words': there is no field 'shift'; there are " + FIELDS,
     )
 
 

@@ -18,9 +18,9 @@ from relax_fusion.estimator import (
     violations,
 )
 from relax_fusion.estimator.families.matmuls import NORM_S
-from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.families.triton_matmul.tiles import (
+    NORM_INSIDE_S,
     accumulators,
     norm_inside,
     smem_bytes,

@@ -9,7 +9,7 @@ import pytest
 from relax_fusion.estimator import Choice, candidates, choose, predict, violations
 from relax_fusion.estimator.families.words import FAMILY
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.hardware.cpu import generic_cpu
+from relax_fusion.hardware.devices import generic_cpu
 from relax_fusion.workload import GatedFFN, NormMatmul, Packed, Projection
 
 from ..support.estimator_cases import AVX2, AVX512, RMS, ROWS

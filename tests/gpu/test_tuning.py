@@ -10,9 +10,8 @@ import pytest
 from relax_fusion.estimator import AttentionSize
 from relax_fusion.estimator.database import Database
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tuning.contests import shortlist
+from relax_fusion.tuning.contests import Tuning, shortlist
 from relax_fusion.tuning.device import open_device
-from relax_fusion.tuning.outcome import Tuning
 from relax_fusion.tuning.trial import Subject, Trial
 from relax_fusion.workload import Attention, DynamicDim, NormMatmul, Projection, Workload
 

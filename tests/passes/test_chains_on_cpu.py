@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from relax_fusion import Decision, Reason, Report
-from relax_fusion.dlight_rules.cpu.generated import emit
+from relax_fusion.dlight_rules.cpu.contraction import emit
 from relax_fusion.estimator.families.cpu_generated.family import CpuChainPlan, CpuGenerated
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import Chain as Region

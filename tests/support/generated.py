@@ -27,7 +27,7 @@ from relax_fusion.tiling import (
     split_loops,
     split_sum,
 )
-from relax_fusion.tiling.pruning import distinct
+from relax_fusion.tiling.placement import distinct
 from relax_fusion.workload import Chain
 from relax_fusion.workload.graph import Graph, Tensor
 from relax_fusion.workload.reference import evaluate, numpy_dtype

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 from operator import mul
 
 from relax_fusion.tiling import IterationSpace, Structure, expressions
-from relax_fusion.tiling.pruning import distinct
+from relax_fusion.tiling.placement import distinct
 from relax_fusion.workload.builder import GraphBuilder, Handle
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply

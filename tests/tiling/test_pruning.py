@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relax_fusion.tiling import IterationSpace, expressions, iteration_space, parse, place
-from relax_fusion.tiling.pruning import distinct, keeps_partial_results
+from relax_fusion.tiling.placement import distinct, keeps_partial_results
 
 from .graphs import chain
 

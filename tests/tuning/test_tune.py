@@ -23,12 +23,10 @@ from relax_fusion.estimator.database import Database, Measured, package_version,
 from relax_fusion.estimator.registry import is_launched, plan_of
 from relax_fusion.estimator.tile_plan import OPEN, Box
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tuning import compiling, device, search, trial
-from relax_fusion.tuning.compiling import tables_of
-from relax_fusion.tuning.contests import Contest, shortlist
-from relax_fusion.tuning.device import MeasuringDevice
+from relax_fusion.tuning import device, search, trial
+from relax_fusion.tuning.contests import MOST_TOLD, Contest, Tuning, shortlist
+from relax_fusion.tuning.device import MeasuringDevice, tables_of
 from relax_fusion.tuning.inputs import dims_at, draw
-from relax_fusion.tuning.outcome import MOST_TOLD, Tuning
 from relax_fusion.tuning.trial import Subject, Trial
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.json import to_json
@@ -158,7 +156,7 @@ def test_a_kernel_that_fails_while_it_is_timed_is_told(path: Path, monkeypatch) 
 
 
 def test_a_plan_that_does_not_compile_leaves_the_others(path: Path, monkeypatch) -> None:
-    build, bad = compiling.build_prim_func, []
+    build, bad = device.build_prim_func, []
 
     def refusing(work, table):
         bad.append(table)
@@ -166,7 +164,7 @@ def test_a_plan_that_does_not_compile_leaves_the_others(path: Path, monkeypatch)
             raise ValueError("too large")
         return build(work, table)
 
-    monkeypatch.setattr(compiling, "build_prim_func", refusing)
+    monkeypatch.setattr(device, "build_prim_func", refusing)
     found = tuned(path)
     assert found.measurements == PLANS - 1
     assert [s.endswith("does not compile: ValueError: too large") for s in found.wrong] == [True]

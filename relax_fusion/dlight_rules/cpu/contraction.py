@@ -15,9 +15,8 @@ from ...estimator.tile_plan import TilePlan
 from ...tvm_ir import SBlockRV
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
-from .field_lookup import look_up_fields, looks_up
 from .panels import place_panels, vectorised
-from .words import schedule_words
+from .words import look_up_fields, looks_up, schedule_words
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 

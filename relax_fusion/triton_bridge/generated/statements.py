@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ...tiling import Access, Schedule
-from ...tiling.blocks import LEAST_SUMMED, refuse_spread
+from ...tiling.structure import LEAST_SUMMED, refuse_spread
 from ...workload.graph import Block, Graph, Tensor
 from ...workload.values import Read
 from .products import Product, Side, product_of

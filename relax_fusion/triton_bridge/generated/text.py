@@ -15,8 +15,7 @@ from math import prod
 
 from ...errors import TilingError
 from ...tiling import Access, Compute, Load, Loop, Schedule
-from ...tiling.blocks import refuse_blocks
-from ...tiling.structure import Node
+from ...tiling.structure import Node, refuse_blocks
 from ...workload.graph import Graph
 from ...workload.roofline import Sizes
 from ...workload.values import At

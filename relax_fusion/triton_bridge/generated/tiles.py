@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...tiling import Access, Schedule
 from ...tiling.axes import loop_names
-from ...tiling.blocks import block_sizes
+from ...tiling.structure import block_sizes
 from ...workload.dims import Dim, DynamicDim
 from ...workload.dtypes import STORED_BYTES
 from ...workload.graph import Block, Graph, Tensor

@@ -15,8 +15,8 @@ from ...tile_plan import TilePlan
 from ..matmuls import Columns, MatmulProblem, MatmulWork, TilePrice
 from ..triton_matmul.tiles import FINER_ROWS
 from . import adapters, cost
+from .cost import FEW_ROWS, LEAST_COPIED, packed_violations
 from .kinds import KINDS, NARROW, NARROW_COLUMNS, packed_plans, plans_of, run_violations
-from .packed import FEW_ROWS, LEAST_COPIED, packed_violations
 from .refusals import refused
 from .tiles import (
     FAMILY,

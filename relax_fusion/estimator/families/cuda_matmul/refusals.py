@@ -8,7 +8,7 @@ from ....workload.dtypes import step_dtype
 from ...prediction import HALF_DTYPES
 from ..matmuls import MatmulProblem, MatmulWork
 from ..triton_matmul.tiles import kernel_steps
-from .packed import BITS, PIECE
+from .cost import BITS, PIECE
 from .tiles import FAMILY, PART, form_of
 
 

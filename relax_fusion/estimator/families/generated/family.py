@@ -10,7 +10,7 @@ from typing import Any
 
 from ....errors import TilePlanError, TilingError
 from ....hardware import DeviceSpec
-from ....tiling.blocks import refuse_blocks
+from ....tiling.structure import refuse_blocks
 from ....workload import Chain
 from ...family import Breaks, KernelFamily, Offer
 from ...limits import block_limits

@@ -22,9 +22,9 @@ from ....tiling import (
     split_sum,
 )
 from ....tiling.axes import loop_names
-from ....tiling.blocks import block_sizes
 from ....tiling.space import Loops
 from ....tiling.split import PART
+from ....tiling.structure import block_sizes
 from ....workload.graph import Graph
 from ....workload.roofline import Sizes
 from ...tile_plan import TilePlan

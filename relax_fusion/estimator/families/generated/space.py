@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ....hardware import DeviceSpec
 from ....tiling import IterationSpace, Structure, expressions, split_loops
-from ....tiling.pruning import distinct, keeps_partial_results
+from ....tiling.placement import distinct, keeps_partial_results
 from ....tiling.space import Loops, TileLoop
 from ....tiling.split import PART
 from ....workload.graph import Graph

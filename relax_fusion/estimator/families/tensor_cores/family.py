@@ -38,14 +38,15 @@ from .tiles import (
     SUM_BYTES,
     WARP_GROUPS,
     WARP_TILE,
+    Elements,
     copied,
     copy_lanes,
     filling_stages,
     unsupported,
     warp_columns,
+    warp_plans,
     warp_registers,
 )
-from .warps import Elements, warp_plans
 
 GROUP_TILES = (
     *((128, 256), (256, 128), (128, 192), (128, 128)),

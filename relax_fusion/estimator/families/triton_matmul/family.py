@@ -16,13 +16,15 @@ from ...tile_plan import TilePlan
 from ..cuda_matmul.family import CudaMatmul
 from ..cuda_matmul.tiles import form_of
 from ..matmuls import Columns, GpuMatmul, MatmulProblem, TilePrice
-from . import cost
 from .tiles import (
+    EARLY_S,
     FAMILIES,
     FINER_ROWS,
+    RATES,
     accumulators,
     launches,
     smem_bytes,
+    tile_of,
     triton_plan,
 )
 
@@ -119,10 +121,10 @@ class TritonMatmul(GpuMatmul):
         return TilePrice(
             dev,
             Footprint(smem_bytes(plan, shape), sums, threads),
-            cost.tile_of(plan, problem),
-            cost.RATES[plan.family],
+            tile_of(plan, problem),
+            RATES[plan.family],
             columns,
-            cost.EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0,
+            EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0,
         )
 
 

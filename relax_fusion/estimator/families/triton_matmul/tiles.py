@@ -1,21 +1,27 @@
-"""Plans of the Triton back end for matmul workloads: which there are, and which fit.
+"""Plans of the Triton back end for matmuls: what they ask for, and what its kernels reach.
 
 Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
 ``gemv``     one row: dot products, no tensor cores, any device
 ``pointer``  tiles on tensor cores, operands loaded through pointers; k may be split
 
-`cost` has their tiles and rates.
+Tiles on tensor cores share operands only through L2.  Dot products of one row wait for memory, for
+the launches of their blocks, or within a block for one part of k after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log2
 
+from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul, Projection, Step
-from ...prediction import ceil_div
+from ...gpu_cost import Rates, resident_blocks
+from ...limits import SYSTEM_SMEM_BYTES
+from ...prediction import Footprint, ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
+from ..matmuls import MatmulProblem, Tile, group_clocks
 
 FAMILIES = ("gemv", "pointer")
 
@@ -35,6 +41,50 @@ FINER_ROWS = (
 
 SMEM_RESERVE_BYTES = 4 << 10
 """Shared memory of a pointer tile beside its stages: layout conversions."""
+
+
+RATES = {
+    "gemv": Rates(latency_s=0.281e-6, issue=5.15, start_s=2.2e-6, block_s=1.08e-9),
+    "pointer": Rates(
+        tensor=1.12,
+        feed=55.1,
+        latency_s=1.06e-6,
+        start_s=2.87e-6,
+        wave_s=4.58e-6,
+        out_s=92e-12,
+        meet_s=1.49e-6,
+    ),
+}
+"""What the kernels reach, by family."""
+
+NORM_INSIDE_S = 0.9e-6
+"""Statistics in the loop over k add so many seconds to a block: the operand passes through
+registers.  Of LLaMA's queries, keys and values at 3 to 16 rows, 0.5 to 1.7 us
+(`2026-11-21-judge_estimator.json`)."""
+
+MERGED_S_PER_ROW = 11e-9
+"""The kernel that adds up the parts of split sums takes so many seconds for each row."""
+
+EARLY_S = {"pointer": 1.1e-6}
+"""A kernel of few rows has done so many seconds of its work before the kernel in front of it ends:
+it is launched early, and asks for weights before it waits.  The median of what prices have more
+than an H200 took for MCFuser's G1 to G9, beside what of launching overlaps
+(`2026-11-23-bench_chains.json`)."""
+
+MEETING, NORM_WAIT, LAYER_WAIT = 60, 90, 300
+"""Instructions of a warp in whose time a block of dot products gets the sums of twice as many warps
+(`MEETING`), and normalises inside (`NORM_WAIT`): a LayerNorm walks over the row twice for its
+statistics, before any product, `LAYER_WAIT` for each part of k."""
+
+IDLE_LANES, REOPENED = 0.15, 0.015
+"""Lanes beyond the end of a row, which load nothing, add `IDLE_LANES` of what as many others take.
+Doubling the number of parts of k adds `REOPENED` to the time in memory: each opens pages anew."""
+
+DOTS_REGISTERS = 32
+"""A thread has 32 registers beside the weights that it holds at once."""
+
+ACCUMULATOR_OVERHEAD = 17
+"""A thread has 17 registers beside its accumulators (Triton keeps operands in shared memory)."""
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -107,3 +157,66 @@ def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
 def accumulators(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the float32 accumulators of one thread."""
     return ceil_div(plan.block_m * plan.block_n * shape.parts, 32 * max(plan.num_warps, 1))
+
+
+def tile_of(plan: TilePlan, problem: MatmulProblem) -> Tile:
+    """Return what a plan asks for."""
+    shape, dev, inside = problem.columns, problem.dev, norm_inside(problem.work, plan)
+    if plan.family == "gemv":
+        return _dots(plan, shape, dev)
+    columns, steps = plan.block_n * shape.parts, plan.block_k * plan.split_k
+    rows, slices = plan.block_m / 64, plan.block_k * shape.in_bytes / 32
+    weight_bytes = columns * plan.block_k * shape.in_bytes
+    flops = 2.0 * plan.block_m * columns * plan.block_k
+    return Tile(
+        rows=plan.block_m,
+        columns=plan.block_n,
+        blocks=plan.split_k,
+        residents=_residents(plan, shape, dev),
+        multiprocessors=dev.sm_count,
+        depth=steps,
+        ahead=plan.num_stages,
+        tensor_s=flops * dev.sm_count / dev.tensor_flops_per_s(shape.dtype),
+        clocks=max(1.0, rows) * slices * group_clocks(columns),
+        weight_bytes=weight_bytes,
+        row_bytes=plan.block_k * shape.in_bytes,
+        asked_bytes=weight_bytes,
+        sums=plan.block_m * columns,
+        elements=plan.block_m * plan.block_n,
+        meetings=plan.split_k > 1,
+        in_front=shape.has_norm and not inside,
+        store_s=NORM_INSIDE_S * inside,
+        row_s=MERGED_S_PER_ROW * (plan.split_k > 1),
+    )
+
+
+def _dots(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Tile:
+    """Return what dot products of a row ask for, which may normalise inside."""
+    parts = ceil_div(shape.k, plan.block_k)
+    idle = parts * plan.block_k / shape.k - 1
+    products = shape.k * plan.block_n * shape.parts / (dev.warp_size * plan.num_warps)
+    waited = products + MEETING * log2(plan.num_warps)
+    if shape.has_norm:
+        waited += NORM_WAIT + (LAYER_WAIT * parts if shape.norm == "layer" else 0)
+    return Tile(
+        rows=1,
+        columns=plan.block_n,
+        blocks=1,
+        residents=_residents(plan, shape, dev),
+        multiprocessors=dev.sm_count,
+        depth=plan.block_k,
+        instructions=waited / parts,
+        rereads=1.0,
+        reopened=REOPENED * log2(parts) + IDLE_LANES * (idle if parts > 1 else 0.0),
+    )
+
+
+def _residents(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
+    """Return how many thread blocks a multiprocessor holds at once."""
+    threads = dev.warp_size * plan.num_warps
+    registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
+    if plan.family == "gemv":
+        held = min(shape.k, plan.block_k) * plan.block_n * shape.parts // threads
+        registers = held + DOTS_REGISTERS
+    foot = Footprint(smem_bytes(plan, shape), registers, threads)
+    return resident_blocks(foot, dev, SYSTEM_SMEM_BYTES)
