@@ -7,7 +7,7 @@ parts of k.  See `relax_fusion.dlight_rules.tensor_cores.few_rows_kernel`.
 
 Weights that kernels compute from few bits come as fast as their bits do: a thread loads `WIDTHS`
 neighbours along k of a column at once and computes them in registers
-(`relax_fusion.dlight_rules.tensor_cores.decoded_rows`).
+(`relax_fusion.dlight_rules.tensor_cores.dequantised_rows`).
 """
 
 from __future__ import annotations
