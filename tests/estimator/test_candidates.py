@@ -10,18 +10,22 @@ from relax_fusion.estimator import candidates, footprint, violations
 from relax_fusion.estimator.prediction import next_power, power_dividing
 from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.hardware import device
 
 from ..support.estimator_cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
 
+CARDS = {name: device(name) for name in ("h100", "h100_pcie", "a100", "rtx4090")}
 
-@pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)
+
+@pytest.mark.parametrize("dev", [*DEVICES.values(), *CARDS.values()], ids=[*DEVICES, *CARDS])
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_candidates_fit_and_are_few_and_distinct(work, dev):
-    found = list(candidates(work, dev, "tir"))
-    assert 0 < len(found) <= 1000
-    assert len(set(found)) == len(found)
-    assert not any(violations(plan, work, dev) for plan in found)
-    assert not any(is_launched(plan) for plan in found)
+    for backend in ("tir", "triton") if dev.kind == "gpu" else ("tir",):
+        found = list(candidates(work, dev, backend))
+        assert 0 < len(found) <= 1000
+        assert len(set(found)) == len(found)
+        assert not any(violations(plan, work, dev) for plan in found)
+        assert backend == "triton" or not any(is_launched(plan) for plan in found)
 
 
 def test_static_rows_bound_the_tile():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from relax_fusion.estimator import footprint, predict, violations
 from relax_fusion.estimator.families.cuda_matmul import cost
@@ -23,7 +21,6 @@ from ..support.cuda_plans import (
     SMALL,
     TF32,
     WIDE,
-    WORKS,
     plan,
     rotated,
 )
@@ -91,30 +88,6 @@ def test_warp_groups_that_take_turns_hide_what_they_store() -> None:
     shared = replace(turns, groups_n=2, turns=1)
     rows = 64 * 160
     assert predict(ALONE, turns, GPU, rows).seconds < (predict(ALONE, shared, GPU, rows).seconds)
-
-
-def test_residuals_take_time() -> None:
-    def seconds(*steps: str) -> float:
-        work = replace(ALONE, outputs=(Projection(6144, "nk", steps),))
-        return predict(work, WIDE, GPU, 4096).seconds
-
-    assert seconds() < seconds("residual")
-
-
-@settings(derandomize=True, deadline=None, max_examples=200)
-@given(
-    name=st.sampled_from(sorted(WORKS)),
-    pick=st.integers(0, 10**6),
-    rows=st.integers(1, 65536),
-    more=st.integers(0, 65536),
-)
-def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
-    work = WORKS[name]
-    found = list(plans_of(FAMILY, work, GPU))
-    few, many = (predict(work, found[pick % len(found)], GPU, n) for n in (rows, rows + more))
-    assert many.seconds >= few.seconds * (1 - 1e-9)
-    assert few.seconds > few.dram_bytes / GPU.dram_bytes_per_s
-    assert few.seconds > few.flops / (GPU.tensor_float16_flops_per_s * cost.RATES.tensor)
 
 
 @pytest.mark.parametrize("k", [64, 65536])
