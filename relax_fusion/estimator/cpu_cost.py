@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..hardware import DeviceSpec
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, Step, ceil_div, largest
@@ -124,17 +125,41 @@ def matmul_on_cpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int
         _compute_cycles(shape, plan, step, blocks) + _cache_cycles(shape, plan, dev, step, blocks)
         for step in steps
     )
-    cycles = ceil_div(tasks, dev.sm_count) * task
-    regions = len(shape.n_parts)
-    regions += int(shape.has_norm)
-    cycles += norm_cycles(shape, dev, rows)
-    cycles += activation_cycles(shape, dev, (rows, tasks), min(plan.lanes, STORED_LANES))
-    moved = rows * shape.row_bytes
-    traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
-    return finish(traffic, dev, shape.flops(rows))
+    return whole_matmul(shape, dev, rows, Tasks(tasks, task, min(plan.lanes, STORED_LANES)))
 
 
-def norm_cycles(shape: MatmulShape, dev: DeviceSpec, rows: int) -> float:
+class Tasks(NamedTuple):
+    """The tasks of a matmul's parallel loops.
+
+    Parameters
+    ----------
+    tasks : int
+        Tasks of all projections.
+    cycles : float
+        Cycles of one of them.
+    lanes : int
+        Results whose activations are computed at once.
+    copying : float
+        Cycles in which the busiest core copies rows, in a parallel loop in front.
+    """
+
+    tasks: int
+    cycles: float
+    lanes: int
+    copying: float = 0.0
+
+
+def whole_matmul(shape: MatmulShape, dev: DeviceSpec, rows: int, each: Tasks) -> Prediction:
+    """Return the price of a matmul's parallel loops, with those of a norm and of copies."""
+    cycles = ceil_div(each.tasks, dev.sm_count) * each.cycles + _norm_cycles(shape, dev, rows)
+    cycles += each.copying
+    cycles += _activation_cycles(shape, dev, (rows, each.tasks), each.lanes)
+    moved = float(shape.weight_bytes + rows * shape.row_bytes)
+    regions = len(shape.n_parts) + int(each.copying > 0) + int(shape.has_norm)
+    return finish(Traffic(cycles, moved, 0.0, regions, each.tasks), dev, shape.flops(rows))
+
+
+def _norm_cycles(shape: MatmulShape, dev: DeviceSpec, rows: int) -> float:
     """Return the cycles in which the busiest core normalises its rows, if there is a norm."""
     if not shape.has_norm:
         return 0.0
@@ -142,7 +167,7 @@ def norm_cycles(shape: MatmulShape, dev: DeviceSpec, rows: int) -> float:
     return vectors * NORM_CYCLES_PER_VECTOR
 
 
-def activation_cycles(
+def _activation_cycles(
     shape: MatmulShape, dev: DeviceSpec, parts: tuple[int, int], lanes: int
 ) -> float:
     """Return the cycles of the busiest core for the activations of its results.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from relax_fusion.estimator import Problem
+from relax_fusion.estimator import Problem, violations
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.workload import Packed, Projection
 from relax_fusion.workload.reference import evaluate
@@ -23,7 +23,7 @@ def refusal(form: Packed, k: int = 256, **changes: object) -> str | None:
     return CudaMatmul().refuses(Problem(replace(work, **changes), H200))
 
 
-def violations(case: Case, **fields: int) -> list[str]:
+def wrong(case: Case, **fields: int) -> list[str]:
     return [*violations(replace(case.plan, **fields), case.work, H200)]
 
 
@@ -90,11 +90,11 @@ def test_formats_that_are_declined_say_why() -> None:
 
 def test_plans_that_are_declined_say_why() -> None:
     case = PACKED["q4"]
-    assert violations(case) == []
-    assert "block_k is 96" in violations(case, block_k=96)[0]
-    assert "reads 8 scales of a line at once" in violations(case, block_k=256)[0]
-    assert "not rows" in violations(case, swapped=1, block_m=64)[0]
-    assert "at most 128 bytes" in violations(PACKED["q8"], block_k=256)[0]
+    assert wrong(case) == []
+    assert "block_k is 96" in wrong(case, block_k=96)[0]
+    assert "reads 8 scales of a line at once" in wrong(case, block_k=256)[0]
+    assert "not rows" in wrong(case, swapped=1, block_m=64)[0]
+    assert "at most 128 bytes" in wrong(PACKED["q8"], block_k=256)[0]
     odd = replace(case, work=packed(matmul(), Packed(4, 96, 7)))
-    assert "groups of 96" in violations(odd)[0]
-    assert any("registers" in text for text in violations(case, block_m=256, block_n=128))
+    assert "groups of 96" in wrong(odd)[0]
+    assert any("registers" in text for text in wrong(case, block_m=256, block_n=128))

@@ -17,6 +17,7 @@ from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.workload import GatedFFN
 
 from ..support.contraction_cases import HALF, HALF_GATED, ROWS, Case, plain
+from ..support.estimator_cases import plans_of
 from ..support.operand_cases import INTEGERS, TF32, IntegerCase, multiplied
 from ..support.slow import sampled
 from .test_mma import Work, computed, source_and_host
@@ -38,7 +39,7 @@ def drawn(work: Work, target: str, count: int, seed: int) -> list[TilePlan]:
     """Return some plans for a device, each with another block."""
     dev = device_of(make_target(target))
     large = sized(work, ROWS, 4096, 4096)
-    found = [p for p in TensorCores().plans(large, dev) if not violations(p, large, dev)]
+    found = [p for p in plans_of(TensorCores(), large, dev) if not violations(p, large, dev)]
     blocks = {(p.block_m, p.block_n): p for p in Random(seed).sample(found, len(found))}
     return list(blocks.values())[:count]
 

@@ -18,6 +18,7 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 
 from ..support.contraction_cases import HALF, ROWS, Arrays, Case, plain, tensor_core_cases
+from ..support.estimator_cases import plans_of
 from ..support.gpu import build_on_gpu, gpu_target, needs_gpu, run_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -29,7 +30,7 @@ def split_plans(case: Case) -> list[TilePlan]:
     """Return plans of both families with several parts, whether or not their tiles pad much."""
     dev = device_of(gpu_target())
     with mock.patch.object(family, "columns_fit", return_value=True):
-        found = list(TensorCores().plans(replace(case.work, rows=ROWS), dev))
+        found = plans_of(TensorCores(), replace(case.work, rows=ROWS), dev)
     plans = [p for p in found if p.split_k > 1 and not violations(p, case.work, dev)]
     if not plans:
         pytest.skip(f"{dev.label} has no clusters")

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from relax_fusion.estimator import candidates
+from relax_fusion.estimator import Problem, candidates
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan

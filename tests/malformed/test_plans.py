@@ -57,7 +57,7 @@ def test_tables_as_attributes(attr: object) -> None:
 
 
 def test_a_table_of_rows_that_come_once() -> None:
-    table = PlanTable.single(TilePlan(8, 8, 8, family="cpu_tiles"))
+    table = PlanTable.single(TilePlan(8, 8, 8, family="words"))
     assert table_of(row for row in table.to_attr()) == table
 
 

@@ -11,13 +11,15 @@ import tvm
 from tvm import relax
 
 from relax_fusion import Decision, Reason, Report
-from relax_fusion.dlight_rules.cpu.contraction import emit
+from relax_fusion.dlight_rules.cpu.generated import emit
+from relax_fusion.estimator import violations
 from relax_fusion.estimator.families.cpu_generated.family import CpuChainPlan, CpuGenerated
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import Chain as Region
 from relax_fusion.workload.roofline import size_at
 
 from ..support.chains import Chain, assert_numbers, compiled, module, run_pass
+from ..support.estimator_cases import plans_of
 from ..support.generated import draw_values, wrong
 from ..support.region_cases import CASES
 from ..support.slow import sampled
@@ -85,8 +87,8 @@ def check(work: Region, plan: CpuChainPlan, rows: int, first: float | None = Non
 def test_numbers(name: str) -> None:
     """The plans that are offered, for fewer rows than a register tile has and for more."""
     work = region(name)
-    found = list(CpuGenerated().plans(work, DEV))
-    assert found and not any(any(CpuGenerated().violations(p, work, DEV)) for p in found)
+    found = plans_of(CpuGenerated(), work, DEV)
+    assert found and not any(violations(p, work, DEV) for p in found)
     for plan in {found[0], found[-1]}:
         assert isinstance(plan, CpuChainPlan)
         for rows in (1, 3, 21, 64):
@@ -99,7 +101,7 @@ def test_numbers(name: str) -> None:
 )
 def test_what_is_not_finite_stays_in_its_row(name: str, first: float) -> None:
     work = region(name)
-    plan = next(CpuGenerated().plans(work, DEV))
+    plan = plans_of(CpuGenerated(), work, DEV)[0]
     assert isinstance(plan, CpuChainPlan)
     assert check(work, plan, 21, first) == ""
 
@@ -202,7 +204,7 @@ def test_a_plan_of_more_than_a_core_holds_is_refused() -> None:
     plan = decision.plans.entries[0][1]
     assert isinstance(plan, CpuChainPlan)
     tiles = " ".join(f"{n}={t * (16 if n == 'm' else 1)}" for n, t in plan.tile.items())
-    (said,) = CpuGenerated().violations(replace(plan, tiles=tiles), decision.workload, DEV)
+    (said,) = violations(replace(plan, tiles=tiles), decision.workload, DEV)
     assert "of cache for tiles, half of what a core of the" in said
-    (said,) = CpuGenerated().violations(replace(plan, tiles="m=16"), decision.workload, DEV)
+    (said,) = violations(replace(plan, tiles="m=16"), decision.workload, DEV)
     assert "has no tile" in said

@@ -22,6 +22,7 @@ from relax_fusion import (
     host_target,
 )
 from relax_fusion.errors import Decline
+from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import PLAN_ATTR
 from relax_fusion.matching.pattern import BlockView, Match
 from relax_fusion.passes import block_round, driver
@@ -47,7 +48,7 @@ NORM = Chain("main", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y")
 
 
 def test_attributes_and_name_of_a_kernel() -> None:
-    plan = TilePlan(block_m=8, block_n=16, block_k=32, family="cpu_tiles")
+    plan = CpuPlan(block_m=8, block_n=16, block_k=32, family="cpu_tiles")
     out, (decision,) = run_pass(
         module([NORM]), "FuseRMSNormMatmul", plans={"FuseRMSNormMatmul": plan}
     )
@@ -77,7 +78,7 @@ def test_bad_plan_raises() -> None:
 
 def test_plan_by_workload_key() -> None:
     _, (first,) = run_pass(module([NORM]), "FuseRMSNormMatmul")
-    plan = TilePlan(block_m=8, block_n=16, block_k=32, family="cpu_tiles")
+    plan = CpuPlan(block_m=8, block_n=16, block_k=32, family="cpu_tiles")
     _, (second,) = run_pass(module([NORM]), "FuseRMSNormMatmul", plans={first.workload.key: plan})
     assert second.plans.entries == ((None, plan),)
 

@@ -14,7 +14,7 @@ from ...estimator.families.generated.plan import many
 from ...estimator.tile_plan import TilePlan
 from ...hardware.target import device_of
 from ...workload import Chain
-from .vector_transpose import transpose_in_registers
+from .panels import transpose_in_registers
 
 
 def emit(work: Chain, plan: TilePlan, target: Target) -> tirx.PrimFunc:

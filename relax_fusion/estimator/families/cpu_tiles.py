@@ -20,13 +20,11 @@ from ..cpu_cost import (
     L3_CYCLES_PER_BYTE,
     TILE_CYCLES,
     UNPACK_CYCLES,
-    Traffic,
-    activation_cycles,
-    finish,
+    Tasks,
     l2_cycles_per_byte,
     matmul_on_cpu,
-    norm_cycles,
     vectors_step,
+    whole_matmul,
 )
 from ..family import Offer
 from ..limits import core_limits, one_stage
@@ -219,13 +217,8 @@ def _with_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size)
     sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
     tile += shape.k // plan.block_k * sums
     task = _pack_cycles(shape, plan, vectors) + ceil_div(tiles, plan.split_m) * tile
-    cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
-    cycles += ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k * COPY_CYCLES_PER_ELEMENT
-    cycles += activation_cycles(shape, dev, (rows, tasks), plan.lanes)
-    moved = rows * shape.row_bytes
-    regions = len(shape.n_parts) + 1 + int(shape.has_norm)
-    traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
-    return finish(traffic, dev, shape.flops(rows))
+    copying = ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k * COPY_CYCLES_PER_ELEMENT
+    return whole_matmul(shape, dev, rows, Tasks(tasks, task, plan.lanes, copying))
 
 
 def _lanes(shape: MatmulShape, dev: DeviceSpec) -> list[int]:

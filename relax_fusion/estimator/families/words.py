@@ -20,10 +20,8 @@ from ..cpu_cost import (
     STORED_LANES,
     TILE_CYCLES,
     UNPACK_CYCLES,
-    Traffic,
-    activation_cycles,
-    finish,
-    norm_cycles,
+    Tasks,
+    whole_matmul,
 )
 from ..family import Breaks, Offer
 from ..limits import core_limits, one_stage
@@ -206,10 +204,6 @@ def _predict(plan: TilePlan, foot: Footprint, problem: MatmulProblem, size: Size
     tall = ceil_div(rows, plan.reg_m)
     task = plan.block_n // plan.reg_n * (tall * tile + read)
     tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
-    cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
-    cycles += ceil_div(tall, dev.sm_count) * plan.reg_m * shape.k * ORDER_CYCLES_PER_ELEMENT
-    cycles += activation_cycles(shape, dev, (rows, tasks), min(plan.lanes, STORED_LANES))
-    moved = rows * shape.row_bytes
-    regions = len(shape.n_parts) + 1 + int(shape.has_norm)
-    traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
-    return finish(traffic, dev, shape.flops(rows))
+    copying = ceil_div(tall, dev.sm_count) * plan.reg_m * shape.k * ORDER_CYCLES_PER_ELEMENT
+    lanes = min(plan.lanes, STORED_LANES)
+    return whole_matmul(shape, dev, rows, Tasks(tasks, task, lanes, copying))
