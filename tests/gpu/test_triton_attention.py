@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 H200 = device("h200")
 SMALL = [
-    c for c in in_half(("bfloat16", "float16")) if TritonAttention().refuses(c.work, H200) is None
+    c
+    for c in in_half(("bfloat16", "float16"))
+    if TritonAttention().refuses(Problem(c.work, H200)) is None
 ]
 BATCH, QUERIES, KEYS = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")
 

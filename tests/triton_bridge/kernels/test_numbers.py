@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from relax_fusion.estimator import Problem
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
@@ -44,7 +45,7 @@ TAKEN = [
     (plan, name)
     for name, case in CASES.items()
     for plan in PLANS
-    if TritonMatmul().refuses(case.work, H200) is None
+    if TritonMatmul().refuses(Problem(case.work, H200)) is None
 ]
 
 
