@@ -18,7 +18,7 @@ from .shape import MatmulShape
 from .tile_plan import TilePlan
 
 LOADS_PER_CYCLE = 2
-"""Vector loads that a core starts each cycle (Zen and Skylake: two load ports)."""
+"""A core starts 2 vector loads each cycle (Zen and Skylake: two load ports)."""
 
 FMA_LATENCY_CYCLES = 4
 """Cycles until an accumulator can be added to again (Zen and Skylake)."""
@@ -39,7 +39,7 @@ REDUCE_CYCLES_PER_LEVEL = 2
 """Cycles per halving when the lanes of one accumulator are added up.  Counted: shuffle and add."""
 
 NORM_CYCLES_PER_VECTOR = 4
-"""Cycles per vector of x: load, square-add, scale, store.  Counted."""
+"""A vector of x takes 4 cycles to be normalised: load, square-add, scale, store.  Counted."""
 
 SLOT_CYCLES = 1.0
 """Cycles per vector for one of `Operator.slots`.  Measured on Zen 4, in maps and behind matmuls:
@@ -67,10 +67,11 @@ L2_SPEED = 1.7
 a line takes 1.2 cycles."""
 
 L3_CYCLES_PER_BYTE = 2.7 / 64
-"""For data that no second-level cache holds, per core.  Fitted as above: 2.7 cycles a line."""
+"""A core takes so many cycles for a byte that no second-level cache holds.  Fitted as above: 2.7
+cycles a line."""
 
 TILE_CYCLES = 10
-"""Cycles to start and end the loop over k of one register tile.  Fitted as above."""
+"""The loop over k of one register tile takes 10 cycles to start and end.  Fitted as above."""
 
 ONE_LOOP_S = 10e-6
 """What a chain in one parallel loop is asked for beside its cycles, for each product that would

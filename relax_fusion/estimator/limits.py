@@ -12,10 +12,10 @@ from .shape import Problem, dtypes_of
 from .tile_plan import TilePlan
 
 STACK_LIMIT_BYTES = 1024
-"""Largest buffer that TVM's LLVM lowering keeps on the stack (its `kMaxStackAlloca`)."""
+"""TVM's LLVM lowering keeps buffers of 1024 bytes at most on the stack (its `kMaxStackAlloca`)."""
 
 VECTOR_LOAD_BYTES = 16
-"""Widest global load of a GPU thread (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
+"""A GPU thread loads 16 bytes at once at most (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
 
 SYSTEM_SMEM_BYTES = 1 << 10
 """The system keeps 1024 bytes of shared memory for itself in each thread block."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 PIECE_BYTES = 16
-"""What one lane of ``ldmatrix`` names, and the most that one asynchronous copy moves."""
+"""One lane of ``ldmatrix`` names 16 bytes, and one asynchronous copy moves as many at most."""
 
 SLICE_BYTES = 2 * PIECE_BYTES
-"""Bytes of k of one instruction, whatever the element type."""
+"""One instruction has 32 bytes of k, whatever the element type."""
 
 COPY_BYTES = (PIECE_BYTES, 8, 4)
-"""Sizes of one ``cp.async``.  It cannot move 2 bytes."""
+"""One ``cp.async`` moves so many bytes.  It cannot move 2."""
 
 
 @dataclass(frozen=True)

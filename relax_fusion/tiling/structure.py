@@ -14,14 +14,14 @@ from ..errors import TilingError
 from .space import Access, IterationSpace, Step
 
 LEAST_SUMMED = 16
-"""Elements that a product of matrices sums at least (Triton, `tl.dot` of half precision)."""
+"""A product of matrices sums 16 elements at least (Triton, `tl.dot` of half precision)."""
 
 MOST_TILE = 1 << 16
-"""Elements of a tile: registers of a multiprocessor."""
+"""A tile has 65,536 elements at most: the registers of a multiprocessor."""
 
 MOST_SPREAD = 1 << 15
-"""Elements of a tile that is multiplied element by element, where there is no product of matrices
-to make of it."""
+"""A tile that is multiplied element by element, where there is no product of matrices to make of
+it, has 32,768 elements at most."""
 
 
 @dataclass(frozen=True)

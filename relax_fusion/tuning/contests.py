@@ -23,7 +23,7 @@ MOST = 8
 
 
 MOST_TOLD = 5
-"""Plans that went wrong of which the text tells."""
+"""The text tells of 5 plans that went wrong at most."""
 
 
 @dataclass(frozen=True)

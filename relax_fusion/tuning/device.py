@@ -34,12 +34,12 @@ FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeErr
 
 
 WARM_UP_S = 0.2
-"""How long a GPU works before the first sample at a size.  An idle one, as while inputs are drawn,
-lowers its clock: the first kernels took up to 3.5 times as long
+"""A GPU works for 0.2 seconds before the first sample at a size.  An idle one, as while inputs are
+drawn, lowers its clock: the first kernels took up to 3.5 times as long
 (`2026-11-24-tune-bert-large.log`)."""
 
 RPC_TIMEOUT_S = 300
-"""After which a server that was asked by a tracker takes its device back."""
+"""A server that was asked by a tracker takes its device back after 300 seconds."""
 
 
 def tables_of(contests: Sequence[Contest]) -> dict[TilePlan, PlanTable]:

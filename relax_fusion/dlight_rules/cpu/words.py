@@ -20,7 +20,7 @@ Projections = Sequence[tuple[SBlockRV, SBlockRV]]
 
 
 LANES, INDEX_BITS = 16, 4
-"""Of the lookup: entries and results, and the bits of an index that it reads."""
+"""A lookup has 16 entries and results, and reads 4 bits of an index."""
 
 _LOOKUP, _FEATURE = "llvm.x86.avx512.permvar.sf.512", "avx512f"
 

@@ -42,14 +42,15 @@ ROW_CYCLES = 40
 exponential.  Counted: the latencies of two folds."""
 
 STAGE_CYCLES = 1
-"""Cycles per key feature copied into its tile.  Assumed: a scalar load and store, as keys are
-transposed on the way."""
+"""A feature of a key takes 1 cycle to be copied into its tile.  Assumed: a scalar load and store,
+as keys are transposed on the way."""
 
 COPY_CYCLES_PER_VECTOR = 2
-"""Cycles per vector of values copied into its tile: load, convert, store.  Counted."""
+"""A vector of values takes 2 cycles to be copied into its tile: load, convert, store.  Counted."""
 
 RESCALE_CYCLES_PER_VECTOR = 2
-"""Cycles per vector of the result that a key tile's new maximum rescales: load, multiply, store."""
+"""A vector of the result takes 2 cycles to be rescaled by a key tile's new maximum: load, multiply,
+store."""
 
 
 class CpuAttention(KernelFamily[Attention]):

@@ -44,7 +44,7 @@ TASKS_PER_CORE = (1, 2, 4, 8, 16)
 where weights are read as they lie."""
 
 OPERAND_REGISTERS = 2
-"""Vector registers of a tile besides accumulators and row operands: a weight and a spare."""
+"""A tile has 2 vector registers besides accumulators and row operands: a weight and a spare."""
 
 PANEL_VECTORS = (1, 2, 3, 4)
 """A row of a register tile that reads a panel is so many vectors wide."""
@@ -57,11 +57,12 @@ PANEL_TASKS_PER_CORE = 4
 cores, a fifth of the time is lost at most."""
 
 MAX_SUM = 256
-"""Elements that are added up in one go, where k has such a divisor.  With all of k = 768, results
-erred by three times as much as MKL's."""
+"""At most 256 elements are added up in one go, where k has such a divisor.  With all of k = 768,
+results erred by three times as much as MKL's."""
 
 MIN_SUM = 64
-"""Elements below which storing the sums would cost more than a tenth of making them."""
+"""At least 64 elements are added up in one go: with fewer, storing the sums would cost more than a
+tenth of making them."""
 
 STORE_CYCLES_PER_VECTOR = 4
 """An accumulator takes 4 cycles for each part of k: set to zero, stored, and read to be added up.

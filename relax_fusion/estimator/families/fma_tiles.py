@@ -25,18 +25,19 @@ from .matmuls import (
 )
 
 MAX_BLOCK_M = 128
-"""Rows beyond which a block gains no reuse that shared memory could hold."""
+"""Beyond 128 rows a block gains no reuse that shared memory could hold."""
 
 THREADS = (32, 64, 128, 256)
 
 WORKSPACE_BYTES = 4
-"""Of a normalised element between the two kernels: float32."""
+"""A normalised element has 4 bytes between the two kernels: float32."""
 
 NORM_BLOCKS = 2
-"""Blocks of the norm kernel that a multiprocessor holds.  Assumed."""
+"""A multiprocessor holds 2 blocks of the norm kernel.  Assumed."""
 
 NORM_CHAIN_LOADS = 4
-"""Dependent trips of a row through the norm kernel: x, the statistics, x again, gamma.  Counted."""
+"""A row makes 4 dependent trips through the norm kernel: x, the statistics, x again, gamma.
+Counted."""
 
 SIMT_EFFICIENCY = 0.55
 """Kernels reach this part of what issue slots, FMA pipes and shared memory allow together.  With

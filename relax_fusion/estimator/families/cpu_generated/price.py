@@ -33,28 +33,31 @@ from ...prediction import HALF_DTYPES, Prediction, ceil_div
 FLOAT_BYTES = 4
 
 MOST_ROWS, VECTORS = 8, 2
-"""Rows of a register tile, and vectors along each: 8 x 32 in float32 is as fast as 4 x 32, and
-faster than 6 x 32, 12 x 32 and 6 x 64 (`2026-11-24-cpu_generated.md`)."""
+"""A register tile has 8 rows at most, and rows of 2 vectors: 8 x 32 in float32 is as fast as 4 x
+32, and faster than 6 x 32, 12 x 32 and 6 x 64 (`2026-11-24-cpu_generated.md`)."""
 
 DOT_COLUMNS = 4
-"""Results of a row of a tile of dot products: weights that lie along their sums are read as fast as
-that, and the rows stay in registers."""
+"""A row of a tile of dot products has 4 results: weights that lie along their sums are read as fast
+as that, and the rows stay in registers."""
 
 STORE_CYCLES = 3
-"""Cycles per vector of sums and tile: set to zero, added to the tile, stored.  Counted."""
+"""A vector of sums takes 3 cycles for each tile: set to zero, added to the tile, stored.
+Counted."""
 
 PACK_CYCLES, TURN_CYCLES, GATHER_CYCLES = 2.4, 4.8, 32.0
 """Cycles to copy a vector of a weight from wherever it is cached: of neighbours; in squares that
 are transposed; of elements that lie a row apart.  Fitted to tiles of 64 and of 128 rows."""
 
 WIDEN_CYCLES = 2.0
-"""Cycles to copy a vector of rows of half precision as float32: load, convert, store.  Counted."""
+"""A vector of rows of half precision takes 2 cycles to be copied as float32: load, convert, store.
+Counted."""
 
 MOVE_CYCLES = 1.0
-"""Cycles of a vector that a statement loads or stores.  Counted."""
+"""A vector that a statement loads or stores takes 1 cycle.  Counted."""
 
 BLOCK_CYCLES = 2000
-"""Cycles of a block beside its statements: buffers are asked for, and given back.  Fitted."""
+"""A block takes 2000 cycles beside its statements: buffers are asked for, and given back.
+Fitted."""
 
 
 @dataclass(frozen=True)

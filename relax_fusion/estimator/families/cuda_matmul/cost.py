@@ -31,40 +31,41 @@ from .tiles import (
 
 BITS = (4, 8)
 PIECE = 32
-"""Elements of k that are unpacked at once, which share a scale."""
+"""So many elements of k, which share a scale, are unpacked at once."""
 
 FEW_ROWS = 16
-"""Rows up to which other families were measured, and are near what memory gives."""
+"""Up to 16 rows other families were measured, and are near what memory gives."""
 
 LEAST_COPIED = 96
-"""Rows of a tile from which on weights may be worth a copy, that many tiles read."""
+"""From 96 rows of a tile on weights may be worth a copy, that many tiles read."""
 
 SWIZZLES = (32, 64, 128)
-"""Bytes of a line that a swizzle of shared memory is made for."""
+"""Swizzles of shared memory are made for lines of so many bytes."""
 
 STEPS = (64, 128, 256)
-"""Elements of k that a stage may hold."""
+"""A stage may hold so many elements of k."""
 
 OTHERS = {1: 60, 2: 32, 3: 30}
-"""Registers of a thread beside sums and packed weights, by warp groups that multiply: with what
-`registers` counts too much, since not all lives at once.  By what ptxas 13.0 spills."""
+"""A thread has so many registers beside sums and packed weights, by warp groups that multiply: with
+what `registers` counts too much, since not all lives at once.  By what ptxas 13.0 spills."""
 
 REGISTERS = {1: 255, 2: 232, 3: 160}
 
 PRODUCTS_PER_CLOCK = 2048
-"""Of float16, of one multiprocessor's tensor cores.  By the hardware, not fitted."""
+"""The tensor cores of a multiprocessor make 2048 products of float16 a clock.  By the hardware, not
+fitted."""
 
 UNPACK_CLOCKS = 131
-"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next three
+"""A multiprocessor unpacks 32 elements of k of 64 lines in 131 clocks.  This and the next three
 were fitted to 1,913 timings of q4f16_1 (`2026-11-26-cuda_matmul-packed_interleaved.log`): from 24
 rows on, the plans that they choose are 1.7 % slower than the fastest in the mean, 18 % at most."""
 
 PIECE_CLOCKS, TALL_CLOCKS = 103, 65
-"""The same for one warp group, whose pieces of 32 elements follow each other: once, and for each of
-its 64 lines."""
+"""One warp group, whose pieces of 32 elements follow each other, takes `PIECE_CLOCKS` clocks for
+each piece, and `TALL_CLOCKS` for each of its 64 lines."""
 
 WAITED_PART = 0.34
-"""Part of the products' time in which nothing is unpacked."""
+"""In this part of the products' time nothing is unpacked."""
 
 
 RATES = Rates(

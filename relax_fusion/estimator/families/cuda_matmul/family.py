@@ -42,16 +42,18 @@ LEAST_STAGES = 2
 """A stage is handed back when the products of the next one have begun: one alone would hang."""
 
 MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
-"""Of a thread, by warp groups that multiply: with more, its registers spill."""
+"""A thread has so many accumulators at most, by warp groups that multiply: with more, its registers
+spill."""
 
 MOST_IN_TURNS = {0: 160, 1: 128}
-"""The same where warp groups take turns, by whether operands are swapped."""
+"""Where warp groups take turns, a thread has so many at most, by whether operands are swapped."""
 
 MOST_COPIED = 256
-"""Lines of a box of a tensor map (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+"""A box of a tensor map has 256 lines at most (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 
 MOST_OF_TWO_BLOCKS = 64
-"""Accumulators of a thread of two blocks of 256 threads, which have 128 registers each."""
+"""Where a multiprocessor holds two blocks of 256 threads, a thread has 64 accumulators at most, of
+128 registers."""
 
 
 class CudaMatmul(KernelFamily[MatmulWork]):

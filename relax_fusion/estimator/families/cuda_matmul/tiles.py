@@ -35,7 +35,7 @@ T = TypeVar("T")
 FAMILY = "cuda"
 
 LINE_BYTES = 128
-"""Of k in a stage, for each line of an operand: the widest swizzle of shared memory."""
+"""A stage has 128 bytes of k for each line of an operand: the widest swizzle of shared memory."""
 
 MOST_STAGES = 12
 
@@ -43,16 +43,16 @@ MOST_LINES = 256
 """A warp group has 256 lines at most: those of the widest ``wgmma``."""
 
 SLICES = LINE_BYTES // SLICE_BYTES
-"""Instructions that multiply a stage, for each accumulator."""
+"""So many instructions multiply a stage, for each accumulator."""
 
 PART = 64
-"""Lines of the tall operand of an accumulator."""
+"""An accumulator has 64 lines of the tall operand."""
 
 HALF_K = LINE_BYTES // 2
-"""Elements of k in a line of float16 or bfloat16."""
+"""A line has so many elements of float16 or bfloat16."""
 
 STORE_BYTES = 4096
-"""What a warp group carries through shared memory at once, on its way out."""
+"""A warp group carries 4096 bytes through shared memory at once, on their way out."""
 
 CLUSTERED_PART = 10 / 11
 """Part of the multiprocessors that clusters of 4 and 8 fill: they lie within one of the device's

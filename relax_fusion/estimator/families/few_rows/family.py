@@ -61,8 +61,8 @@ SPLIT_SHARE = 0.6
 128 blocks in clusters of four and more took up to 4 us longer: few of them begin at once."""
 
 OVERHEAD_REGISTERS = 40
-"""Of a thread, beside its sums and operands: addresses, and what a norm unpacks.  Compiled for
-sm_90: 48 with 8 sums and 24 operands, 102 with 32 and 56."""
+"""A thread has 40 registers beside its sums and operands: addresses, and what a norm unpacks.
+Compiled for sm_90: 48 with 8 sums and 24 operands, 102 with 32 and 56."""
 
 RATES = Rates(
     feed=87.5,

@@ -45,13 +45,13 @@ from .tiles import (
 )
 
 AHEAD = (2, 3, 4)
-"""Steps that are copied ahead."""
+"""So many steps are copied ahead."""
 
 BLOCK_COLUMNS = (16, 32, 48, 64, 128)
-"""Of a tile, of all parts."""
+"""A tile has so many columns, of all parts."""
 
 BLOCK_WARPS = (4, 8, 16)
-"""Of a thread block, which take turns along k."""
+"""A thread block has so many warps, which take turns along k."""
 
 RATES = Rates(
     feed=41.9,
@@ -74,7 +74,8 @@ INSIDE_S = 0.4e-6
 layer of LLaMA-3.1-8B took 1.6 us less with the norm inside (`2026-11-23-early_launches.md`)."""
 
 OVERHEAD_REGISTERS = 36
-"""Of a thread, beside sums, rows and scales: addresses, and the words that are being unpacked."""
+"""A thread has 36 registers beside sums, rows and scales: addresses, and the words that are being
+unpacked."""
 
 
 @dataclass(frozen=True)

@@ -32,50 +32,50 @@ MOST_ROWS = 16
 """Rows of a tile, and of a static workload, up to which plans of this family are looked at."""
 
 CHUNK = 64
-"""Elements of k that a warp takes at a time: 128 bytes of each line, which memory gives at once."""
+"""A warp takes 64 elements of k at a time: 128 bytes of each line, which memory gives at once."""
 
 GROUP = 64
-"""Columns of a weight ``[k, n]`` that a warp takes at a time: 128 bytes as well."""
+"""A warp takes 64 columns of a weight ``[k, n]`` at a time: 128 bytes as well."""
 
 COPY_LANES = 8
-"""Elements of a copy: 16 bytes."""
+"""A copy has 8 elements: 16 bytes."""
 
 SUM_BYTES = 4
-"""Of float32."""
+"""A sum, in float32, has 4 bytes."""
 
 STATISTICS = 2
 """Sums of a row that there is room for: a layer norm has two."""
 
 FACTOR_LINES = 4
-"""Lines of a chunk for gamma and beta: a warp copies four at a time."""
+"""A chunk has room for 4 lines of gamma and beta, which a warp copies at a time."""
 
 PIECE = 8
-"""Elements that are computed together at least; they must divide k."""
+"""At least 8 elements are computed together; they must divide k."""
 
 WIDTHS = (32, 16, 8)
-"""Elements that a thread of a kernel for few rows loads at once, of each of its columns: of four
+"""A thread of a kernel for few rows loads so many elements of each of its columns at once: of four
 bits, 16 bytes."""
 
 MEMBERS = 4
-"""Threads that share a column."""
+"""Four threads share a column."""
 
 FEW_ROWS = (1, MMA_ROWS, MOST_ROWS)
-"""The last of the ranges of few rows."""
+"""The ranges of few rows end at so many rows."""
 
 WEIGHT_BYTES = 0.5
-"""Of a weight of four bits, which is what there mostly is."""
+"""A weight mostly has four bits: 0.5 bytes."""
 
 WARPS = (8, 4, 2, 1)
-"""Of a block for few rows, which take turns along k."""
+"""A block for few rows has so many warps, which take turns along k."""
 
 COLUMNS = (16, 32, 64)
-"""Of a block for few rows."""
+"""A block for few rows has so many columns."""
 
 STAGES = (2, 1)
-"""Steps that are loaded ahead."""
+"""So many steps are loaded ahead."""
 
 REGISTERS = 64
-"""What a thread may load ahead: with more, too few blocks are resident."""
+"""A thread may load 64 registers ahead: with more, too few blocks are resident."""
 
 
 def refuses_others(problem: MatmulProblem) -> str | None:

@@ -32,7 +32,7 @@ FINALISTS = 8
 """Tilings that are priced with all numbers of stages."""
 
 MOST_WARPS, MOST_STAGES = 32, 64
-"""Of a kernel of Triton."""
+"""A kernel of Triton has 32 warps and 64 stages at most."""
 
 OFFERED = 8
 """Plans of each size that others are compared with."""

@@ -12,19 +12,19 @@ from ...prediction import Footprint
 from .plan import Launched
 
 GROUP_ROWS = 64
-"""Rows of a product by a warp group (PTX ISA, wgmma)."""
+"""A warp group has 64 rows of a product (PTX ISA, wgmma)."""
 
 MMA_DEPTH = 16
-"""Elements that one instruction of a product of half precision sums (PTX ISA, mma and wgmma)."""
+"""One instruction of a product of half precision sums 16 elements (PTX ISA, mma and wgmma)."""
 
 GROUP_WARPS = 4
-"""Warps of a group (the same)."""
+"""A group has 4 warps (the same)."""
 
 NARROW = 64
-"""Columns of a product by warp groups that are one swizzled row of 128 bytes."""
+"""A product by warp groups of 64 columns has rows of one swizzle: 128 bytes."""
 
 LOOSE_REGISTERS = 40
-"""Of a thread, beside its tiles; assumed."""
+"""A thread has 40 registers beside its tiles; assumed."""
 
 REST_BYTES = 1 << 10
 """Of shared memory, for barriers of tensor maps, and for what the warps of a reduction exchange;
@@ -32,7 +32,7 @@ assumed.  With it, all 471 of 500 kernels that are let pass fit (`2026-11-23-jud
 """
 
 MOST_REGISTERS = 255
-"""Of a thread (CUDA guide)."""
+"""A thread has 255 registers at most (CUDA guide)."""
 
 WARP_SIZE = 32
 

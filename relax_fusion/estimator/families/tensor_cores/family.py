@@ -52,10 +52,10 @@ GROUP_TILES = (
     *((128, 256), (256, 128), (128, 192), (128, 128)),
     *((64, 256), (64, 192), (64, 128), (64, 64)),
 )
-"""Rows and columns (of all parts) of blocks of warp groups."""
+"""Blocks of warp groups have so many rows and columns (of all parts)."""
 
 GROUP_STAGES = range(3, 9)
-"""Of them one is multiplied, and one waits for its readers."""
+"""So many stages are in flight, of which one is multiplied, and one waits for its readers."""
 
 
 class TensorCores(GpuMatmul):

@@ -41,29 +41,30 @@ DTYPES = (*HALF_DTYPES, *INTEGER_DTYPES, "float32")
 """Element types of operands; float32 is multiplied as tf32, where that is allowed."""
 
 SUM_BYTES = 4
-"""Of one sum."""
+"""A sum has 4 bytes."""
 
 OVERHEAD_REGISTERS = 40
-"""Of a thread, beside its accumulators and two sets of operands.  Compiled for sm_90: 232 with 128
-accumulators and 64 operands, 144 with 64 and 48."""
+"""A thread has 40 registers beside its accumulators and two sets of operands.  Compiled for sm_90:
+232 with 128 accumulators and 64 operands, 144 with 64 and 48."""
 
 GROUP_ROWS, GROUP_WARPS = _GROUP.m, _GROUP.warps
-"""Rows of one ``wgmma`` instruction, and the warps that execute it."""
+"""One ``wgmma`` instruction has 64 rows, and 4 warps execute it."""
 
 GROUP_COLUMNS = _GROUP.n
-"""Most columns of one ``wgmma`` instruction, those of both parts together."""
+"""One ``wgmma`` instruction has so many columns at most, those of both parts together."""
 
 GROUP_LINE_BYTES = 128
-"""Bytes of k of a step of ``wgmma``: the lines that it reads without conflicts."""
+"""A step of ``wgmma`` has 128 bytes of k: the lines that it reads without conflicts."""
 
 SPLITS = (1, 2, 3, 4, 6, 8)
-"""Parts of a reduction: thread blocks of a cluster, of which every sm_90 device runs 8."""
+"""A reduction has so many parts, each a thread block of a cluster, of which every sm_90 device runs
+8."""
 
 GROUP_ALIGNMENT_BYTES = 1024
-"""What the stages of ``wgmma`` are aligned to, at the cost of as much shared memory."""
+"""The stages of ``wgmma`` are aligned to 1024 bytes, at the cost of as much shared memory."""
 
 BLOCKS = (1, 2, 3)
-"""Blocks of one multiprocessor, among which stages share what shared memory it has."""
+"""A multiprocessor has so many blocks, among which stages share what shared memory it has."""
 
 
 GRIDS = ((2, 2), (1, 4), (4, 1), (2, 4), (4, 2), (1, 8), (8, 1))
@@ -72,10 +73,10 @@ are dealt out evenly, so that three warps along an axis would have blocks of mul
 price they gained nothing."""
 
 MOST_LINES = 256
-"""Most rows of a block, and most columns of all its parts."""
+"""A block has 256 rows at most, and all its parts 256 columns."""
 
 STEP_BYTES, STAGES = (128, 64), range(2, 9)
-"""Bytes of k, where k has as many, and stages."""
+"""A step has so many bytes of k, where k has as many; `STAGES` of them are in flight."""
 
 
 def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> str | None:

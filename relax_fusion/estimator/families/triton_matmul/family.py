@@ -29,20 +29,21 @@ from .tiles import (
 )
 
 GEMV_TILES = ((512, 1), (1024, 4), (2048, 8), (4096, 8), (8192, 8))
-"""Elements of k and warps of one row's tiles; a lane loads 16 bytes at a time, or more."""
+"""Tiles of one row have so many elements of k and warps; a lane loads 16 bytes at a time, or
+more."""
 
 GEMV_LINES = (4, 2, 1)
-"""Columns of such a tile, those of both products counted: with fewer, blocks read too little for
-what launching them takes."""
+"""Such a tile has so many columns, those of both products counted: with fewer, blocks read too
+little for what launching them takes."""
 
 LEAST_ROWS = 16
-"""Rows of the lowest tiles of tensor cores."""
+"""The lowest tiles of tensor cores have 16 rows."""
 
 TILE_ROWS = (LEAST_ROWS, 32, 64, 128)
-"""Rows of the "pointer" tiles."""
+"""The "pointer" tiles have so many rows."""
 
 MAX_ACCUMULATORS = 192
-"""Accumulators of a thread beyond which its registers spill."""
+"""A thread has 192 accumulators at most: with more, its registers spill."""
 
 POINTER_ROWS = 64
 """Rows beyond which "pointer" takes longer than its price for gated pairs whose weights L2 does not

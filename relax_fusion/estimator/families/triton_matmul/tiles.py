@@ -40,7 +40,7 @@ FINER_ROWS = (
 """Rows at which it is looked, each with one more, whether a plan serves that loses little."""
 
 SMEM_RESERVE_BYTES = 4 << 10
-"""Shared memory of a pointer tile beside its stages: layout conversions."""
+"""A pointer tile has 4096 bytes of shared memory beside its stages: layout conversions."""
 
 
 RATES = {
