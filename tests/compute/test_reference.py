@@ -125,8 +125,8 @@ def test_packed_weights_are_decoded(form: Packed) -> None:
 def test_workload_and_plans_are_read_back() -> None:
     table = PlanTable(
         (
-            (16, TilePlan(1, 64, 64, lanes=8, family="cpu_tiles")),
-            (None, TilePlan(8, 64, 64, lanes=8, family="cpu_tiles")),
+            (16, TilePlan(1, 64, 64, lanes=8, family="words")),
+            (None, TilePlan(8, 64, 64, lanes=8, family="words")),
         )
     )
     for form in (None, *FORMS):
