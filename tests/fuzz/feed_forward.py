@@ -138,42 +138,55 @@ def residual(w: Writer, x: relax.Var, source: relax.Var | None = None) -> relax.
     return w.either(op.add, x, w.param(w.pick(*fewer), dtype_of(x)))
 
 
-def activation(w: Writer, x: relax.Var) -> relax.Var:
-    """Apply an activation in one of its spellings, sometimes in float32."""
+def activation(w: Writer, x: relax.Var, off: float = 1.0) -> relax.Var:
+    """Apply an activation in one of its spellings, sometimes in float32.
+
+    Where `off` is not 1, some of its numbers are off by that factor.
+    """
     narrow = dtype_of(x)
     if narrow != "float32" and w.chance(15):
         x = w(op.astype, x, "float32")
-    made = _activated(w, x)
+    made = _activated(w, x, off)
     return w(op.astype, made, narrow) if dtype_of(made) != narrow else made
 
 
-def _activated(w: Writer, x: relax.Var) -> relax.Var:
-    name = w.pick("silu", "gelu", "gelu_tanh", "relu", "silu", "gelu")
-    if w.chance(50):
+def _activated(w: Writer, x: relax.Var, off: float) -> relax.Var:
+    def number(value: float) -> float:
+        return value * off if w.chance(50) else value
+
+    name = w.pick("silu", "gelu", "gelu_tanh", "relu", "silu", "gelu", "quick", "relu6")
+    if name == "quick":
+        return w.either(op.multiply, x, w(op.sigmoid, w.times(x, number(1.702))))
+    if name == "relu6":
+        return w(op.nn.relu, w(op.minimum, x, w.scalar(number(6.0), x)))
+    if off == 1 and w.chance(50):
         return w(getattr(op.nn, name), x)
     if name == "silu":
         if w.chance(30):
-            below = w(op.add, w(op.exp, w(op.negative, x)), w.scalar(1.0, x))
+            below = w(op.add, w(op.exp, w(op.negative, x)), w.scalar(number(1.0), x))
             return w(op.divide, x, below)
-        return w.either(op.multiply, x, w(op.sigmoid, x))
+        other = w(op.negative, x) if w.chance(5) else x
+        return w.either(op.multiply, other, w(op.sigmoid, x))
     if name == "relu":
-        return w.either(op.maximum, x, w.scalar(w.pick(0.0, 0.0, 0.0, 0.5), x))
-    return _written_gelu(w, x, name == "gelu_tanh")
+        return w.either(op.maximum, x, w.scalar(w.pick(0.0, 0.0, -0.0, 0.0, 0.5), x))
+    return _written_gelu(w, x, name == "gelu_tanh", number)
 
 
-def _written_gelu(w: Writer, x: relax.Var, tanh: bool) -> relax.Var:
+def _written_gelu(
+    w: Writer, x: relax.Var, tanh: bool, number: Callable[[float], float]
+) -> relax.Var:
     if tanh:
         if w.chance(50):
-            cube = w(op.power, x, w.scalar(3.0, x))
+            cube = w(op.power, x, w.scalar(number(3.0), x))
         else:
             cube = w.either(op.multiply, w(op.multiply, x, x), x)
-        inner = w.either(op.add, x, w.times(cube, 0.044715))
-        inside = w(op.tanh, w.times(inner, math.sqrt(2 / math.pi)))
+        inner = w.either(op.add, x, w.times(cube, number(0.044715)))
+        inside = w(op.tanh, w.times(inner, number(math.sqrt(2 / math.pi))))
     else:
-        inside = w(op.erf, w.times(x, math.sqrt(0.5)))
-    gate = w.either(op.add, inside, w.scalar(1.0, x))
+        inside = w(op.erf, w.times(x, number(w.pick(math.sqrt(0.5), math.sqrt(0.5), 1 / 1.4142))))
+    gate = w.either(op.add, inside, w.scalar(number(1.0), x))
     order = w.pick("half x", "half last", "half gate")
-    half = w.scalar(w.pick(0.5, 0.5, 0.5, 0.5, 0.25), x)
+    half = w.scalar(number(w.pick(0.5, 0.5, 0.5, 0.5, 0.25)), x)
     if order == "half x":
         return w.either(op.multiply, w.either(op.multiply, x, half), gate)
     if order == "half last":

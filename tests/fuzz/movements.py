@@ -50,7 +50,7 @@ def step(w: Writer, x: relax.Var, pool: Sequence[relax.Var]) -> relax.Var:
         raise IllTyped("large")
     steps = (moved, moved, moved, repeated, cut, joined, selected, element, element, element)
     if "float" in dtype_of(x):
-        steps += (multiplied, multiplied, norm, nearly_norm, activation, written_gate, softmax)
+        steps += (multiplied, multiplied, norm, nearly_norm, activation, nearly_active, softmax)
         steps += (rotated,)
     found: relax.Var = w.pick(*steps)(w, x)
     return binary(w, found, pool) if w.chance(40) else found
@@ -235,35 +235,9 @@ def nearly_norm(w: Writer, x: relax.Var) -> relax.Var:
     return written_norm(w, x, 1e-3, w.chance(40), w.pick(*[""] * 8, *wrong))
 
 
-def written_gate(w: Writer, x: relax.Var) -> relax.Var:
-    """Append a gate or an activation with numbers that may be a little off."""
-    off = 1.0 if w.chance(60) else w.pick(1.001, 1.00001, 0.999)
-
-    def number(value: float) -> relax.Expr:
-        return relax.const(value * off if w.chance(50) else value, dtype_of(x))
-
-    what = w.pick("sigmoid", "quick", "relu", "relu6", "cube", "erf")
-    other = w(op.negative, x) if w.chance(15) else x
-    if what == "sigmoid":
-        return w.either(op.multiply, other, w(op.sigmoid, x))
-    if what == "quick":
-        return w.either(op.multiply, other, w(op.sigmoid, w.either(op.multiply, x, number(1.702))))
-    if what == "relu":
-        return w.either(op.maximum, x, relax.const(w.pick(0.0, 0.0, -0.0, 1e-3), dtype_of(x)))
-    if what == "relu6":
-        return w(op.nn.relu, w(op.minimum, x, number(6.0)))
-    inner = x
-    if what == "cube":
-        cube = w(op.multiply, w(op.multiply, x, x), x)
-        cube = w.pick(lambda: cube, lambda: w(op.power, x, number(3.0)))()
-        inner = w.either(op.add, x, w.either(op.multiply, cube, number(0.044715)))
-        inner = w(op.tanh, w.either(op.multiply, inner, number(math.sqrt(2 / math.pi))))
-    else:
-        root = w.pick(math.sqrt(2), 1.4142)
-        inner = w(op.erf, w(op.divide, x, number(root)))
-    half = w.either(op.multiply, other, number(0.5))
-    gate = w.either(op.add, inner, number(1.0))
-    return w.either(op.multiply, half, gate)
+def nearly_active(w: Writer, x: relax.Var) -> relax.Var:
+    """Append an activation whose numbers are a little off."""
+    return activation(w, x, w.pick(1.001, 1.00001, 0.999))
 
 
 def softmax(w: Writer, x: relax.Var) -> relax.Var:

@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.script import relax as R
 from tvm.target import Target
 
 from relax_fusion.hardware.target import make_target
-from relax_fusion.triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 
 from ..support.chains import Chain, module
 from ..support.gpu import gpu_target, needs_gpu
-from .triton_cases import CASES, Case, build, double_wide, vector_add
+from .triton_cases import CASES, DOUBLE_WIDE, Case, build
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -31,24 +29,17 @@ def _on(dev: tvm.runtime.Device, arrays: list[np.ndarray]) -> list[tvm.runtime.T
     return [tvm.runtime.tensor(a, dev) for a in arrays]
 
 
-def _add_module(target: Target) -> tvm.runtime.Executable:
-    """Return ``main(x, y) = x + y`` over float32 tensors of any length."""
-    n = tvm.tirx.Var("n", "int64")
-    x, y = (relax.Var(name, R.Tensor((n,), "float32")) for name in "xy")
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, y]):
-        with builder.dataflow():
-            call = call_tir_extern(
-                vector_add,
-                ((n + 255) // 256,),
-                [x, y, OUT, n],
-                x.ty,
-                constexprs={"BLOCK": 256},
-                target=target,
-            )
-            out = builder.emit_output(call)
-        builder.emit_func_output(out)
-    return tvm.compile(EmbedTritonKernels()(builder.get()), target)
+def _bare(name: str, target: Target) -> tvm.runtime.Executable:
+    """Return a kernel and nothing else, whose main returns a tuple."""
+    case = next(c for c in CASES if c.name == name)
+    return build(case.bare_module(target), target)
+
+
+def _check_sums(vm: relax.VirtualMachine, dev: tvm.runtime.Device, n: int, seed: int) -> None:
+    """Check ``x + y`` of n elements."""
+    x, y = np.random.default_rng(seed).normal(size=(2, n)).astype("float32")
+    (found,) = vm["main"](*_on(dev, [x, y]))
+    np.testing.assert_array_equal(found.numpy(), x + y)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -73,43 +64,31 @@ def test_in_a_cuda_graph(case: Case) -> None:
 
 def test_lengths_and_nothing_at_all() -> None:
     dev = tvm.cuda(0)
-    vm = relax.VirtualMachine(_add_module(gpu_target()), dev)
+    vm = relax.VirtualMachine(_bare("vector_add", gpu_target()), dev)
     for n in (1, 255, 256, 257, 100_003, 0):
-        x, y = np.random.default_rng(n).normal(size=(2, n)).astype("float32")
-        np.testing.assert_array_equal(vm["main"](*_on(dev, [x, y])).numpy(), x + y)
+        _check_sums(vm, dev, n, n)
 
 
 def test_more_than_two_to_the_31_elements() -> None:
     import torch
 
-    n = tvm.tirx.Var("n", "int64")
-    x = relax.Var("x", R.Tensor((n,), "int8"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            blocks = (n + 1023) // 1024
-            call = call_tir_extern(double_wide, (blocks,), [x, OUT, n], x.ty, target=gpu_target())
-            out = builder.emit_output(call)
-        builder.emit_func_output(out)
-    vm = relax.VirtualMachine(
-        tvm.compile(EmbedTritonKernels()(builder.get()), gpu_target()), tvm.cuda(0)
-    )
+    wide = Case("wide", (("n",),), DOUBLE_WIDE, lambda x: [2 * x], dtype="int8")
+    target = gpu_target()
+    vm = relax.VirtualMachine(build(wide.bare_module(target), target), tvm.cuda(0))
     data = torch.randint(-60, 60, (2**31 + 1000,), dtype=torch.int8, device="cuda")
-    out = torch.from_dlpack(vm["main"](tvm.runtime.from_dlpack(data)))
+    out = torch.from_dlpack(vm["main"](tvm.runtime.from_dlpack(data))[0])
     assert bool((out[-2000:] == 2 * data[-2000:]).all())
     assert bool((out[:2000] == 2 * data[:2000]).all())
 
 
 def test_from_several_threads() -> None:
     dev = tvm.cuda(0)
-    executable = _add_module(gpu_target())
-    library = executable.jit()
+    library = _bare("vector_add", gpu_target()).jit()
 
     def run(seed: int) -> None:
         vm = relax.VirtualMachine(library, dev)
         for n in range(1, 400, 37):
-            x, y = np.random.default_rng(seed).normal(size=(2, n)).astype("float32")
-            np.testing.assert_array_equal(vm["main"](*_on(dev, [x, y])).numpy(), x + y)
+            _check_sums(vm, dev, n, seed)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(16)))
@@ -120,7 +99,7 @@ def test_on_the_current_stream() -> None:
     import torch
     import tvm_ffi
 
-    vm = relax.VirtualMachine(_add_module(gpu_target()), tvm.cuda(0))
+    vm = relax.VirtualMachine(_bare("vector_add", gpu_target()), tvm.cuda(0))
     side = torch.cuda.Stream()
     x = torch.zeros(1 << 20, device="cuda")
     ones = torch.ones(1 << 20, device="cuda")
@@ -129,7 +108,7 @@ def test_on_the_current_stream() -> None:
         torch.cuda._sleep(200_000_000)  # about 0.1 s in front of the fill
         x.fill_(5)
         with tvm_ffi.use_torch_stream():
-            out = vm["main"](tvm.runtime.from_dlpack(x), tvm.runtime.from_dlpack(ones))
+            (out,) = vm["main"](tvm.runtime.from_dlpack(x), tvm.runtime.from_dlpack(ones))
     side.synchronize()
     assert float(torch.from_dlpack(out)[7]) == 6
 
@@ -137,23 +116,22 @@ def test_on_the_current_stream() -> None:
 def test_on_the_second_device() -> None:
     if not tvm.cuda(1).exist:
         pytest.skip("needs a second GPU")
-    library = _add_module(gpu_target()).jit()
+    library = _bare("vector_add", gpu_target()).jit()
     for index in (1, 0, 1):
         dev = tvm.cuda(index)
         vm = relax.VirtualMachine(library, dev)
-        x, y = np.random.default_rng(index).normal(size=(2, 1000)).astype("float32")
-        np.testing.assert_array_equal(vm["main"](*_on(dev, [x, y])).numpy(), x + y)
+        _check_sums(vm, dev, 1000, index)
 
 
 def test_misaligned_tensor_is_an_error() -> None:
     import torch
 
-    vm = relax.VirtualMachine(_add_module(gpu_target()), tvm.cuda(0))
+    vm = relax.VirtualMachine(_bare("vector_add", gpu_target()), tvm.cuda(0))
     x = torch.ones(1001, device="cuda")
     good = tvm.runtime.from_dlpack(x[:1000].clone())
     with pytest.raises(Exception, match=r"begins at 0x.*multiples of 16"):
         vm["main"](x[1:], x[:1000].clone())
-    np.testing.assert_array_equal(vm["main"](good, good).numpy(), np.full(1000, 2, "float32"))
+    np.testing.assert_array_equal(vm["main"](good, good)[0].numpy(), np.full(1000, 2, "float32"))
 
 
 @pytest.mark.parametrize("backend", ["tir", "triton"])
@@ -179,7 +157,7 @@ def test_misaligned_operands_of_a_matmul(backend: str) -> None:
 
 
 def test_other_architecture_is_an_error() -> None:
-    vm = relax.VirtualMachine(_add_module(make_target("rtx4090")), tvm.cuda(0))
+    vm = relax.VirtualMachine(_bare("vector_add", make_target("rtx4090")), tvm.cuda(0))
     x = _on(tvm.cuda(0), [np.ones(10, "float32")])[0]
     with pytest.raises(RuntimeError, match=r"it was compiled for .* 8\.9; device 0"):
         vm["main"](x, x)
@@ -187,8 +165,7 @@ def test_other_architecture_is_an_error() -> None:
 
 def test_failed_launch_is_an_error() -> None:
     """More cooperative programs than fit the GPU at once: the driver refuses the launch."""
-    case = next(c for c in CASES if c.name == "cooperative")
-    vm = relax.VirtualMachine(build(case.bare_module(gpu_target()), gpu_target()), tvm.cuda(0))
+    vm = relax.VirtualMachine(_bare("cooperative", gpu_target()), tvm.cuda(0))
     many = _on(tvm.cuda(0), [np.ones(256 * 100_000, "float32"), np.zeros(1, "float32")])
     message = r"reverse_after_all_\w+: launching a grid of \(100000, 1, 1\).*COOPERATIVE_LAUNCH"
     with pytest.raises(RuntimeError, match=message):

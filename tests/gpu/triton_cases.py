@@ -335,6 +335,8 @@ _CLUSTER = _calls(
     constexprs={"BM": 128, "BN": 128, "BK": 32},
     num_ctas=2,
 )
+DOUBLE_WIDE = _calls(double_wide, 1024, lambda v, n: [*v, OUT, n], constexprs={})
+"""Takes tensors of more elements than 32 bits count."""
 _NONE = _calls(no_constexprs, 128, lambda v, n: [*v, OUT, n], constexprs={})
 FIVE = {"BLOCK": 128, "SCALE": 2.5, "NEGATE": True, "ROUND": "floor", "DTYPE": tl.float32}
 _FIVE = _calls(five_constexprs, 128, lambda v, n: {"x": v[0], "out": OUT, "n": n}, constexprs=FIVE)

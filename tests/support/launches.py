@@ -14,7 +14,7 @@ from relax_fusion.compute.reference import dims_of, reference_prim_func
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.hardware import device
+from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.launch.arguments import Out, Part, Workspace, is_number, is_tensor
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
@@ -46,18 +46,22 @@ def parameters(work: Workload) -> list[ir.Expr]:
 
 
 def launch_cases(
-    work: Any, plan: TilePlan, params: Sequence[ir.Expr], most: int | None = None
+    work: Any,
+    plan: TilePlan,
+    params: Sequence[ir.Expr],
+    most: int | None = None,
+    dev: DeviceSpec = H200,
 ) -> list[LaunchCase]:
     """Return conditions, and the launches where they are the first that hold.
 
     `most` rows or query positions are there at most.
     """
     if isinstance(work, Attention):
-        return attention_cases(work, plan, params, most, H200, {})
+        return attention_cases(work, plan, params, most, dev, {})
     if isinstance(plan, GeneratedPlan):
         dims = dims_of(work.graph, reference_prim_func(work.graph).params)
-        return [(True, generated_steps(work, plan, params, dims, {}, H200))]
-    return [(True, contraction_steps(work, plan, params, most, H200, {}))]
+        return [(True, generated_steps(work, plan, params, dims, {}, dev))]
+    return [(True, contraction_steps(work, plan, params, most, dev, {}))]
 
 
 class Values:

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tvm import relax
 
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.hardware import device
-from relax_fusion.hardware.nvidia import capability_of
-from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.triton_bridge.attention import attention_cases
-from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernels.attention_fragments import tile_widths
-from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.workload import Attention, DynamicDim
 
 from ...support.attention_cases import BASE
-from ...support.launches import parameters
 from ...support.slow import sampled
-from .test_code import CUOBJDUMP, NARROW, SIGNS, stack_bytes
-
-NVDISASM = CUOBJDUMP.with_name("nvdisasm")
-FEW_QUERIES = 16
-"""Query positions up to which a launch waits by itself for the one in front."""
+from .compiled import NARROW, SIGNS, compiled, said_by, stack_bytes
 
 EVERYTHING = {"q_heads": 32, "causal": "bottom_right", "window": 90, "softcap": 30.0}
 EVERYTHING |= {"bias_dims": (True,) * 4, "mask_dims": (True,) * 4}
@@ -43,16 +29,6 @@ def work(keys: Any = 256, width: int = 64, **changes: Any) -> Attention:
     sizes = {"q_len": keys, "kv_len": keys, "q_heads": 8, "kv_heads": 8}
     dims = {"head_dim": width, "v_dim": width, "dtype": "float16", "out_dtype": "float16"}
     return replace(BASE, **{**sizes, **dims, **changes})
-
-
-def compiled(work: Attention, plan: TilePlan, name: str = "h200") -> CompiledKernel:
-    """Compile the first launch of a workload, as the pipeline does."""
-    dev = device(name)
-    cases = attention_cases(work, plan, parameters(work), FEW_QUERIES, dev, {})
-    step = cases[-1][1][0] if plan.split_k > 1 else cases[0][1][0]
-    out = relax.TensorType([2, 256, work.q_heads, work.v_dim], "float16")
-    given = step.args, step.constexprs, step.options, [out], capability_of(dev.arch)
-    return compile_kernels([specialize(step.function, *given)[0]])[0]
 
 
 def groups(rows: int, keys: int, count: int, width: int = 64) -> AttentionPlan:
@@ -145,11 +121,7 @@ def test_the_main_loop_of_flash_stays_in_registers(name: str, tmp_path: Path) ->
     assert kernel.threads == 384 and kernel.scratch_bytes == 0
     text = kernel.ptx.decode()
     assert "wgmma.mma_async" in text and "cp.async.bulk.tensor" in text
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(kernel.image)
-    command = [os.fspath(NVDISASM), "-c", os.fspath(path)]
-    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    loops = innermost_loops(code, "HGMMA")
+    loops = innermost_loops(said_by("nvdisasm", "-c", kernel.image, tmp_path), "HGMMA")
     for warp_group in range(2):
         # Without a bias or mask, none in the loop over blocks that all rows see
         body = sorted(loops, key=len)[warp_group].splitlines()
