@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tvm
 from tvm import tirx
 
 from relax_fusion.dlight_rules import GenericMatmulRule
@@ -15,7 +14,7 @@ from ..dlight_rules import test_generic_matmul
 from ..fuzz import rules
 from ..support import generic_cases
 from ..support.generic_cases import Quantised, check, compiled, fused
-from ..support.gpu import gpu_target, needs_gpu
+from ..support.gpu import call_on_gpu, gpu_target, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -48,11 +47,9 @@ def run(func: tirx.PrimFunc) -> tuple[list[np.ndarray], np.ndarray]:
         generic_cases.array(generic_cases.shape_of(p), str(p.ty.dtype), seed)
         for seed, p in enumerate(ins)
     ]
-    device = tvm.cuda(0)
-    out = tvm.runtime.empty(generic_cases.shape_of(result), str(result.ty.dtype), device)
-    tensors = [tvm.runtime.tensor(a, device) for a in arrays]
-    compiled(kernel, gpu_target())["main"](*tensors, out)
-    return arrays, out.numpy()
+    shape = generic_cases.shape_of(result), str(result.ty.dtype)
+    (out,) = call_on_gpu(compiled(kernel, gpu_target())["main"], arrays, [shape])
+    return arrays, out
 
 
 @pytest.mark.parametrize("dtype", ["", "float16"])

@@ -18,7 +18,7 @@ from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
 
 from ..support.contraction_cases import RMS, Case
-from ..support.gpu import gpu_target, needs_gpu, run_on_gpu
+from ..support.gpu import gpu_target, needs_gpu, results_on_gpu
 from ..support.operand_cases import (
     INTEGERS,
     TF32,
@@ -47,8 +47,7 @@ def test_numbers(case: Case) -> None:
     arrays = case.inputs()
     expected = arrays if isinstance(case, IntegerCase) else multiplied(arrays)
     for plan in _plans(case):
-        table = PlanTable.single(plan)
-        case.check(expected, run_on_gpu(case.work, table, list(arrays.values()), case.out_shapes()))
+        case.check(expected, results_on_gpu(case, plan))
 
 
 H200 = device("h200")
@@ -88,11 +87,7 @@ def test_warp_groups_multiply_integers(columns: int) -> None:
         p for p in candidates(case.work, device_of(gpu_target()), "tir") if p.family == "wgmma"
     ]
     for plan in [p for p in plans if p.block_n == columns]:
-        arrays = case.inputs()
-        results = run_on_gpu(
-            case.work, PlanTable.single(plan), list(arrays.values()), case.out_shapes()
-        )
-        case.check(arrays, results)
+        case.check(case.inputs(), results_on_gpu(case, plan))
 
 
 def test_rows_behind_a_norm_err_by_the_rounding_of_both_operands() -> None:
@@ -103,8 +98,7 @@ def test_rows_behind_a_norm_err_by_the_rounding_of_both_operands() -> None:
     """
     case = Case("norm", replace(TF32, norm=RMS))
     arrays, wide = case.inputs(), {n: a.astype("float64") for n, a in case.inputs().items()}
-    plan = PlanTable.single(_plans(case)[0])
-    (got,) = run_on_gpu(case.work, plan, list(arrays.values()), case.out_shapes())
+    (got,) = results_on_gpu(case, _plans(case)[0])
     (exact,), (single,) = (case.reference(arrays, dtype) for dtype in ("float64", "float32"))
     products = np.abs(case.normalised(arrays, "float64")) @ np.abs(wide["w0"].T)
     steps = 2 * np.abs(single - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()

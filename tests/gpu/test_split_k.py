@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
-import numpy as np
 import pytest
-import tvm
 
 from relax_fusion.estimator.families.tensor_cores import family
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
@@ -17,9 +14,9 @@ from relax_fusion.estimator.registry import violations
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 
-from ..support.contraction_cases import HALF, ROWS, Arrays, Case, plain, tensor_core_cases
+from ..support.contraction_cases import HALF, ROWS, Case, plain, tensor_core_cases
 from ..support.estimator_cases import plans_of
-from ..support.gpu import build_on_gpu, gpu_target, needs_gpu, run_on_gpu
+from ..support.gpu import build_on_gpu, call_on_gpu, gpu_target, needs_gpu, results_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -45,12 +42,8 @@ def split_plans(case: Case) -> list[TilePlan]:
 def test_parts_of_the_reduction_add_up(case: Case) -> None:
     """With k that parts and steps do not divide."""
     case = Case(case.name, replace(case.work, k=1032 + case.work.k % 8))
-    arrays = case.inputs()
     for plan in split_plans(case):
-        results = run_on_gpu(
-            case.work, PlanTable.single(plan), list(arrays.values()), case.out_shapes()
-        )
-        case.check(arrays, results)
+        case.check(case.inputs(), results_on_gpu(case, plan))
 
 
 def test_rows_may_be_dynamic() -> None:
@@ -60,9 +53,9 @@ def test_rows_may_be_dynamic() -> None:
         for rows in (0, 1, 64, 77, 300):
             case = Case(f"{plan.key} {rows} rows", work, rows)
             arrays = case.inputs()
-            result = _called(run, case, arrays)
+            results = call_on_gpu(run, arrays.values(), case.out_shapes())
             if rows:
-                case.check(arrays, [result])
+                case.check(arrays, results)
 
 
 def test_the_same_comes_out_every_time() -> None:
@@ -70,15 +63,6 @@ def test_the_same_comes_out_every_time() -> None:
     arrays = case.inputs()
     plan = PlanTable.single(split_plans(case)[-1])
     run = build_on_gpu(case.work, plan, gpu_target())["main"]
-    first, *others = (_called(run, case, arrays) for _ in range(5))
+    found = [call_on_gpu(run, arrays.values(), case.out_shapes())[0] for _ in range(5)]
+    first, *others = found
     assert all((first == other).all() for other in others)
-
-
-def _called(run: Callable[..., None], case: Case, arrays: Arrays) -> np.ndarray:
-    """Return the one result of a kernel."""
-    dev = tvm.cuda(0)
-    ((shape, dtype),) = case.out_shapes()
-    out = tvm.runtime.empty(shape, dtype, dev)
-    run(*(tvm.runtime.tensor(a, dev) for a in arrays.values()), out)
-    dev.sync()
-    return out.numpy()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import TargetError
 from relax_fusion.estimator import candidates, choose
-from relax_fusion.estimator.tile_plan import PlanTable
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import Workload
 
@@ -65,8 +67,22 @@ def run_on_gpu(
     outputs: list[tuple[tuple[int, ...], str]],
 ) -> list[np.ndarray]:
     """Build the kernel of a workload and run it once."""
+    return call_on_gpu(build_on_gpu(work, plans, gpu_target())["main"], inputs, outputs)
+
+
+def results_on_gpu(case: Any, plan: TilePlan) -> list[np.ndarray]:
+    """Return what the kernel of a case makes of its inputs under a plan."""
+    inputs = list(case.inputs().values())
+    return run_on_gpu(case.work, PlanTable.single(plan), inputs, case.out_shapes())
+
+
+def call_on_gpu(
+    run: Callable[..., None],
+    inputs: Iterable[np.ndarray | int],
+    outputs: Iterable[tuple[tuple[int, ...], str]],
+) -> list[np.ndarray]:
+    """Call a kernel with arrays, and with room for results of these shapes and dtypes."""
     dev = tvm.cuda(0)
-    run = build_on_gpu(work, plans, gpu_target())["main"]
     args = [a if isinstance(a, int) else tvm.runtime.tensor(a, dev) for a in inputs]
     outs = [tvm.runtime.empty(shape, dtype, dev) for shape, dtype in outputs]
     run(*args, *outs)
