@@ -17,7 +17,6 @@ from tvm import s_tir, tirx
 from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.generic_cases import SIZES, array, shape_of
-from ..support.generic_cases import numpy_dtype as dtype_of
 from .few_rows_on_cpu import WarpsBlock
 from .nodes import Node
 from .warps_on_cpu import Block
@@ -27,7 +26,7 @@ def run_generic(func: tirx.PrimFunc, like: tirx.PrimFunc) -> tuple[list[np.ndarr
     """Run a scheduled function; return its inputs and its result.  `like` has its signature."""
     *ins, result = like.params
     arrays = [array(shape_of(p), str(p.ty.dtype), seed) for seed, p in enumerate(ins)]
-    out = np.full(shape_of(result), np.nan, dtype_of(str(result.ty.dtype)))
+    out = np.full(shape_of(result), np.nan, numpy_dtype(str(result.ty.dtype)))
     flat = [a.copy().reshape(-1) for a in arrays] + [out.reshape(-1)]
     tensors = {p.name: a for p, a in zip(func.params, flat, strict=True)}
     Launches(tensors).run(Node(func.body))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from tvm import relax, te, tirx
+from tvm import te
 from tvm.runtime import tensor
 from tvm.s_tir import dlight
 from tvm.target import Target
@@ -17,10 +17,12 @@ from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.errors import Decline
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
-from relax_fusion.workload import Attention, DynamicDim
+from relax_fusion.workload import DynamicDim
 
-from ..support.attention_cases import BASE, Case, cases
-from ..support.quick import machine, quick, quickly
+from ..support.attention_cases import BASE, cases
+from ..support.quick import machine, quickly
+from ..support.triton_modules import module_of
+from .compiled import cuda, cuda_source, divergent_barriers, kernels, shared_bytes
 
 CPU_PLAN = PlanTable.single(
     TilePlan(block_m=16, block_n=64, block_k=32, lanes=16, family="cpu_attention")
@@ -44,85 +46,12 @@ DYNAMIC = replace(
 BY_NAME = {case.name: case for case in cases()}
 
 
-def cuda() -> Target:
-    """Return a CUDA target that needs no GPU to compile for."""
-    return quick(
-        Target(
-            {
-                "kind": "cuda",
-                "arch": "sm_90a",
-                "max_threads_per_block": 1024,
-                "max_shared_memory_per_block": 49152,
-                "thread_warp_size": 32,
-            }
-        )
-    )
-
-
-def cuda_source(work: Attention, table: PlanTable, target: Target | None = None) -> str:
-    """Schedule and cross-compile `work`, and return its device code."""
-    func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    schedule = FusedRule().apply(func, target or cuda(), False)
-    library = tvm.compile(schedule.mod, target=target or cuda())
-    return library.mod.imports[0].inspect_source()
-
-
-def kernels(source: str) -> list[str]:
-    """Return the text of each kernel; there is at least one."""
-    starts = [m.start() for m in re.finditer(r'extern "C" __global__[^;{]*\{', source)]
-    assert starts
-    return [source[a:b] for a, b in zip(starts, [*starts[1:], len(source)], strict=True)]
-
-
-def divergent_barriers(kernel: str) -> int:
-    """Count the barriers inside of an ``if`` or ``else``; TVM writes each brace on its line."""
-    inside: list[bool] = []
-    count = 0
-    for line in kernel.splitlines():
-        text = line.strip()
-        if text.startswith("}"):
-            inside.pop()
-        if "__syncthreads" in text:
-            count += any(inside)
-        if text.endswith("{"):
-            inside.append(text.startswith(("if", "}")))
-    return count
-
-
-def shared_bytes(kernel: str) -> int:
-    """Add up the static shared memory of a kernel."""
-    size = {"float": 4, "half": 2, "nv_bfloat16": 2}
-    found = re.findall(r"__shared__ (?:alignas\(\d+\) )?(\w+) \w+\[(\d+)\]", kernel)
-    return sum(size[dtype] * int(count) for dtype, count in found)
-
-
-def call_module(case: Case, table: PlanTable) -> tvm.IRModule:
-    """Return a module whose `main` calls the attention function of `case` by call_tir."""
-    builder = relax.BlockBuilder()
-    func = build_prim_func(case.work, table).with_attr("global_symbol", "attention")
-    arrays = case.inputs()
-    args = [
-        relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
-        for name, array in arrays.items()
-    ]
-    kv_len = tirx.Var("kv_len", "int64")
-    scalars = [kv_len] if case.work.kv_prefix else []
-    params = [*args, *(relax.Var("lengths", relax.ShapeType([s])) for s in scalars)]
-    with builder.function("main", params):
-        with builder.dataflow():
-            gvar = builder.add_func(func, "attention")
-            out_ty = relax.TensorType(case.out_shape(), case.work.out_dtype)
-            out = builder.emit_output(relax.call_tir(gvar, [*args, *scalars], out_ty))
-        builder.emit_func_output(out)
-    return builder.get()
-
-
 @pytest.mark.parametrize("name", ["grouped", "bias_1111", "cache"])
 def test_through_relax(name: str) -> None:
     case = BY_NAME[name]
     with host_target():
-        module = dlight.ApplyDefaultSchedule(FusedRule())(call_module(case, CPU_PLAN))
-    assert module["attention"].attrs["tirx.is_scheduled"] == 1
+        module = dlight.ApplyDefaultSchedule(FusedRule())(module_of(case.work, CPU_PLAN, outputs=1))
+    assert module["fused"].attrs["tirx.is_scheduled"] == 1
     vm = machine(quickly(module))
     arrays = case.inputs()
     length = [tvm.runtime.ShapeTuple([case.lengths[2]])] if case.work.kv_prefix else []
@@ -133,7 +62,9 @@ def test_through_relax(name: str) -> None:
 @pytest.mark.parametrize("name", ["cache", "dynamic_2x16x64"])
 def test_cuda_through_relax(name: str) -> None:
     with cuda():
-        module = dlight.ApplyDefaultSchedule(FusedRule())(call_module(BY_NAME[name], GPU_PLAN))
+        module = dlight.ApplyDefaultSchedule(FusedRule())(
+            module_of(BY_NAME[name].work, GPU_PLAN, outputs=1)
+        )
     executable = tvm.compile(module, target=cuda())
     devices = [m for m in executable.mod.imports[0].imports if m.kind == "cuda"]
     assert len(kernels(devices[0].inspect_source())) == 1

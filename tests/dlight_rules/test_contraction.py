@@ -22,7 +22,7 @@ from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 from ..support.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
 from ..support.quick import loaded, quick_host, quickly
 from ..support.slow import sampled
-from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
+from .compiled import cuda, cuda_source, divergent_barriers, kernels, scheduled, shared_bytes
 
 Work = NormMatmul | GatedFFN
 HOST = quick_host()
@@ -45,8 +45,7 @@ def ranges(work: Work, gpu: bool) -> PlanTable:
 
 
 def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
-    func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    return loaded(quickly(FusedRule().apply(func, HOST, False).mod))
+    return loaded(quickly(scheduled(work, table, HOST)))
 
 
 def check(case: Case, library: tvm.runtime.Module) -> None:
@@ -87,12 +86,6 @@ def test_the_check_notices_an_error() -> None:
     wrong[3, 5] += 1e-3
     with pytest.raises(AssertionError, match=r"wrong, result 0: error 0\.001"):
         case.check(arrays, [wrong])
-
-
-def cuda_source(work: Work, table: PlanTable) -> str:
-    func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    library = tvm.compile(FusedRule().apply(func, cuda(), False).mod, target=cuda())
-    return library.mod.imports[0].inspect_source()
 
 
 @cache
@@ -174,8 +167,7 @@ def test_a_long_row_is_normalised_by_a_kernel_of_its_own() -> None:
 def test_neighbouring_blocks_share_their_columns() -> None:
     work = replace(BASE, rows=128, outputs=(replace(BASE.outputs[0], n=64),))
     plan = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4, family="fma_tiles")
-    func = build_prim_func(work, PlanTable.single(plan))
-    text = FusedRule().apply(func, cuda(), False).mod.script()
+    text = scheduled(work, plan, cuda()).script()
     assert 'T.thread_binding(T.int64(8), thread="blockIdx.x")' in text
     assert 'T.thread_binding(T.int64(2), thread="blockIdx.y")' in text
 

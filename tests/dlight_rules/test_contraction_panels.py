@@ -12,8 +12,6 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
-from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
 from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import PlanTable
@@ -22,6 +20,7 @@ from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 from ..support.chains import Chain, module
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
 from ..support.slow import sampled
+from .compiled import scheduled
 from .test_contraction import Work, built, check
 
 BY_NAME = {case.name: case for case in cases()}
@@ -65,10 +64,8 @@ WIDE = re.compile(r"[yz]mm|\bq\d|\bv\d")
 def assembly(work: Work, name: str) -> str:
     options, lanes, reg = TARGETS[name]
     target = Target({"kind": "llvm", **options})
-    table = PlanTable.single(panels(work, reg, lanes))
-    func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    scheduled = FusedRule().apply(func, target, False).mod["main"]
-    library = tvm.compile(tvm.IRModule({"main": with_vector_math(scheduled)}), target=target)
+    kernel = scheduled(work, panels(work, reg, lanes), target)["main"]
+    library = tvm.compile(tvm.IRModule({"main": with_vector_math(kernel)}), target=target)
     return library.mod.inspect_source("asm")
 
 

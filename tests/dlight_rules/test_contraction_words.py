@@ -13,8 +13,6 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 from tvm.target import Target
 
-from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.cpu import contraction
 from relax_fusion.dlight_rules.cpu.words import looks_up
 from relax_fusion.estimator.families.cpu_tiles import CpuPlan
@@ -24,6 +22,7 @@ from relax_fusion.matching.expressions import found_in, substitute, variables_of
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
 
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case
+from .compiled import library_of, scheduled
 from .test_contraction import Work, built, check
 from .test_contraction_panels import loops
 
@@ -136,9 +135,7 @@ TARGETS = {
 
 def assembly(work: Work, plan: TilePlan, name: str) -> str:
     target = Target({"kind": "llvm", **TARGETS[name][0]})
-    func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
-    library = tvm.compile(FusedRule().apply(func, target, False).mod, target=target)
-    return library.mod.inspect_source("asm")
+    return library_of(work, plan, target).mod.inspect_source("asm")
 
 
 def counted_loop(source: str) -> Counter[str]:
@@ -206,10 +203,9 @@ def test_words_and_scales_are_requested_ahead(name: str) -> None:
 def test_requests_are_for_the_next_in_the_order_of_tiles(k: int, column: int, chunk: int) -> None:
     """Two columns, 64 chunks of each ahead: 16, 44 and 128 chunks are a column."""
     work = NormMatmul(1, k, (projection(64),), None, "float32", "float32")
-    func = build_prim_func(work, PlanTable.single(words(work, (1, 2), 16, 16)))
     target = Target({"kind": "llvm", **TARGETS["skylake-avx512"][0]})
-    scheduled = FusedRule().apply(func, target, False).mod["main"]
-    calls = [c for c in found_in(scheduled.body, ir.Call) if c.op.name == "tirx.prefetch"]
+    kernel = scheduled(work, words(work, (1, 2), 16, 16), target)["main"]
+    calls = [c for c in found_in(kernel.body, ir.Call) if c.op.name == "tirx.prefetch"]
     loads = [call.args[0].args[0] for call in calls]
     start = {var: tirx.IntImm("int64", 0) for load in loads for var in variables_of(load)}
     found = [

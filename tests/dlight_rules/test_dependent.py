@@ -23,8 +23,7 @@ from relax_fusion.transforms.fixed_arguments import FIXED_ATTR, Fixed
 from relax_fusion.workload import GatedFFN, NormMatmul
 
 from ..support.contraction_cases import HALF, HALF_GATED, RMS, ROWS, plain
-from .compiled import compiled
-from .test_attention import cuda, kernels
+from .compiled import compiled, cuda, kernels
 
 Work = NormMatmul | GatedFFN
 H200 = device_of(make_target("h200"))

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from tvm.target import Target
 
-from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import FusedRule
 from relax_fusion.dlight_rules.tensor_cores.few_rows_kernel import FewRowsKernel
 from relax_fusion.dlight_rules.tensor_cores.few_rows_ring import Launch
 from relax_fusion.estimator import candidates, choose, footprint, predict, violations
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.prediction import ceil_div
-from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
@@ -25,11 +23,10 @@ from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.contraction_cases import COLUMNS, HALF, RMS, ROWS, Case, few_rows_cases, plain
 from ..support.slow import sampled
-from .compiled import compiled
+from .compiled import compiled, cuda, divergent_barriers, kernels, scheduled
 from .few_rows_on_cpu import WarpsBlock
 from .generic_on_cpu import Launches, of_few_rows
 from .nodes import Node
-from .test_attention import cuda, divergent_barriers, kernels
 
 Work = NormMatmul | GatedFFN
 H200 = device_of(make_target("h200"))
@@ -55,8 +52,7 @@ def small_plans(work: Work) -> list[TilePlan]:
 
 def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     """Return the results of a case, by its kernels on numpy."""
-    func = build_prim_func(case.work, PlanTable.single(plan))
-    func = FusedRule().apply(func, cuda(), False).mod["main"]
+    func = scheduled(case.work, plan, cuda())["main"]
     inputs = [array.copy().reshape(-1) for array in case.inputs().values()]
     shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]
     results = [np.full(np.prod(shape), np.nan, dtype) for shape, dtype in shapes]

@@ -22,7 +22,7 @@ from relax_fusion.hardware.target import device_of
 
 from ..support.generic_cases import Input, Quantised, check, compiled, fused, run
 from ..support.slow import sampled
-from .test_attention import kernels
+from .compiled import kernels
 
 op = relax.op
 

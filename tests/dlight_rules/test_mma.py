@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from tvm import s_tir
 
-from relax_fusion.compute import build_prim_func, contraction_prim_func
-from relax_fusion.dlight_rules import FusedRule
+from relax_fusion.compute import contraction_prim_func
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
 from relax_fusion.estimator import candidates, footprint, violations
@@ -30,9 +28,9 @@ from ..support.contraction_cases import (
     tensor_core_cases,
 )
 from ..support.slow import sampled
+from .compiled import cuda, cuda_source, divergent_barriers, kernels, library_of, scheduled
 from .generic_on_cpu import Launches
 from .nodes import Node
-from .test_attention import cuda, divergent_barriers, kernels
 
 Work = NormMatmul | GatedFFN
 SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
@@ -151,8 +149,7 @@ def test_every_tile_has_one_block(tiles: tuple[int, int]) -> None:
 
 def source_and_host(work: Work, plan: TilePlan, target: tvm.target.Target) -> tuple[str, str]:
     """Return the CUDA source, and the code that launches it."""
-    func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
-    library = tvm.compile(FusedRule().apply(func, target, False).mod, target=target)
+    library = library_of(work, plan, target)
     return library.mod.imports[0].inspect_source(), library.mod.inspect_source("ll")
 
 
@@ -201,16 +198,13 @@ def test_all_plans_of_a_gated_pair_are_emitted() -> None:
     found = plans(work)
     assert len(found) > 30
     for plan in found[:: len(found) // 6]:
-        func = build_prim_func(work, PlanTable.single(plan))
-        assert isinstance(FusedRule().apply(func, cuda(), False), s_tir.Schedule)
+        assert scheduled(work, plan, cuda())
 
 
 def test_ranges_mix_dot_products_and_tensor_cores() -> None:
     work = replace(HALF, rows=ROWS, k=1024, norm=SUM)
     dots = next(p for p in candidates(work, device_of(cuda()), "tir") if p.block_m == 1)
     table = PlanTable(((1, dots), (None, plans(work)[0])))
-    func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    library = tvm.compile(FusedRule().apply(func, cuda(), False).mod, target=cuda())
-    found = kernels(library.mod.imports[0].inspect_source())
+    found = kernels(cuda_source(work, table))
     assert sum("mma_sync" in kernel for kernel in found) == 1
     assert sum("__shfl_down_sync" in kernel for kernel in found) == 2  # a norm, and the products

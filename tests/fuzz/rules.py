@@ -27,6 +27,7 @@ from relax_fusion.dlight_rules import (
 from relax_fusion.dlight_rules.safe_rule import SafeRule
 from relax_fusion.errors import Decline
 from relax_fusion.hardware.target import is_cpu
+from relax_fusion.workload.reference import numpy_dtype
 
 from ..support import generic_cases as cases
 from ..support.quick import loaded
@@ -199,7 +200,7 @@ def run(kernel: tirx.PrimFunc, like: tirx.PrimFunc, arrays: Arrays) -> Arrays:
         elif param in given:
             args.append(tvm.runtime.tensor(given[param]))
         else:
-            zeros = np.zeros(cases.shape_of(param), cases.numpy_dtype(str(param.ty.dtype)))
+            zeros = np.zeros(cases.shape_of(param), numpy_dtype(str(param.ty.dtype)))
             outs.append(tvm.runtime.tensor(zeros))
             args.append(outs[-1])
     loaded(cases.compiled(kernel, host_target()))["main"](*args)

@@ -13,6 +13,8 @@ import tvm_ffi
 from tvm import ir, relax, sym, te, tirx
 from tvm.target import Target
 
+from relax_fusion.workload.reference import numpy_dtype
+
 from .quick import loaded, quick, quick_passes
 
 Shape = tuple[int | str, ...]
@@ -76,10 +78,6 @@ def shape_of(param: tirx.Var) -> tuple[int, ...]:
 
     sizes = [tvm_ffi.structural_map(d, (ir.Var, value)) for d in param.ty.shape]
     return tuple(int(analyzer.simplify(d)) for d in sizes)
-
-
-def numpy_dtype(dtype: str) -> Any:
-    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 from tvm import relax, te, tirx, topi
 
+from relax_fusion.workload.reference import numpy_dtype
+
 Size = int | tirx.Expr
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def codes(words: np.ndarray, bits: int, shifts: np.ndarray | None = None) -> np.ndarray:
