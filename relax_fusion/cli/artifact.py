@@ -313,13 +313,7 @@ def _is_read(path: Path, source: Path) -> bool:
 
 
 def write_page(text: str, file: str, console: Console) -> None:
-    """Write a page, or a table, replacing a file of an earlier call.
-
-    Raises
-    ------
-    CliError
-        If it cannot be written.
-    """
+    """Write a page, or a table, replacing a file of an earlier call."""
     console.step(f"writing {file}")
     try:
         write_file(Path(file), text)

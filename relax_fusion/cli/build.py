@@ -120,13 +120,7 @@ def device_for(directory: Path, manifest: Manifest, console: Console) -> tvm.run
 
 
 def device_here(target: Target, number: int = 0) -> tvm.runtime.Device:
-    """Return the device of a target, the first of its kind by default.
-
-    Raises
-    ------
-    CliError
-        If it is not here.
-    """
+    """Return the device of a target, the first of its kind by default, if it is here."""
     if is_cpu(target):
         if number:
             raise CliError(f"--device {number} must be 0: the target is this machine's CPU", code=2)

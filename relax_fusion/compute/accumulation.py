@@ -124,21 +124,12 @@ EXPONENT_BIAS = 127
 
 
 def field(form: Packed, word: tirx.Expr, which: tirx.Expr) -> tirx.Expr:
-    """Return a field of a word, less the zero point, in float32, exactly.
+    """Return field number `which` of a word, less the zero point, in float32, exactly.
 
-    The bits of the field become those of a mantissa, without a shift where they lie low enough,
-    with the exponent for which the lowest of them counts 1.  What remains is to subtract the
-    leading one and the zero point: two instructions of vectors, where a shift, a mask, a conversion
-    and a subtraction are four.
-
-    Parameters
-    ----------
-    form : Packed
-        Of fields of at most `MANTISSA_BITS` bits.
-    word : tirx.Expr
-        The word.
-    which : tirx.Expr
-        The number of the field.
+    The bits of the field, at most `MANTISSA_BITS`, become those of a mantissa, without a shift
+    where they lie low enough, with the exponent for which the lowest of them counts 1.  What
+    remains is to subtract the leading one and the zero point: two instructions of vectors, where a
+    shift, a mask, a conversion and a subtraction are four.
     """
     assert form.zero is not None, "words with zeros apart are of no such kernel"
     fitting = MANTISSA_BITS // form.bits

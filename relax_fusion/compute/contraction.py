@@ -57,21 +57,10 @@ from .stages import (
 
 
 def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool) -> tirx.PrimFunc:
-    """Build the unscheduled PrimFunc of a `NormMatmul` or `GatedFFN`.
+    """Return the unscheduled PrimFunc of a workload, with the operands of its graph.
 
-    Parameters
-    ----------
-    work : NormMatmul or GatedFFN
-        What to compute.
-    plan : TilePlan
-        By which it will be scheduled.
-    gpu : bool
-        Whether that is for a GPU: the edges of tiles are filled differently (see above).
-
-    Returns
-    -------
-    tirx.PrimFunc
-        Its parameters are the operands of ``work.graph``.
+    It is shaped by the plan that will schedule it.  The edges of tiles are filled differently for a
+    GPU (see above).
     """
     edges: Edges = "clamp" if not gpu else "zero" if plan.family in SCALAR_FAMILIES else "none"
     stages = Stages(work.graph, None if gpu else ACCUMULATE)

@@ -22,17 +22,8 @@ def unpacked(
 ) -> tirx.Expr:
     """Return the element at some indices of a packed tensor, rounded once to `dtype`.
 
-    Parameters
-    ----------
-    form : Packed
-        How it is stored.
-    stored : sequence of callable
-        What its operands hold at their indices.
-    at : sequence of tirx.Expr
-        The indices of the element.
-    dtype : str
-        Of the element.  It is computed in float32 where it has a limit, or `dtype` does not hold
-        its number, its zero or its scale.
+    It is computed in float32 where it has a limit, or `dtype` does not hold its number, its zero or
+    its scale.
     """
     words, *groups = stored
     wide = dtype if _holds(form, dtype) and form.limit is None else "float32"

@@ -23,20 +23,9 @@ from .stages import as_stored
 
 
 def build_prim_func(work: Workload, table: PlanTable) -> tirx.PrimFunc:
-    """Return a function that computes `work`, with what to make of it as attributes.
+    """Return a function ``main`` that computes `work`, with it and its plans as attributes.
 
-    Parameters
-    ----------
-    work : Workload
-        What to compute; the attribute `WORKLOAD_ATTR`.
-    table : PlanTable
-        The plans of its kernels; the attribute `PLAN_ATTR`.
-
-    Returns
-    -------
-    tirx.PrimFunc
-        Called ``main``.  Its parameters are the operands of ``work.graph``, its blocks the
-        statements.
+    Its parameters are the operands of ``work.graph``, its blocks the statements.
     """
     attrs: dict[str, Any] = {PLAN_ATTR: table.to_attr(), WORKLOAD_ATTR: to_json(work)}
     attrs |= {"global_symbol": "main", "op_pattern": 8}
@@ -63,10 +52,7 @@ def declare(graph: Graph) -> list[tirx.Var]:
 def dims_of(graph: Graph, params: Sequence[tirx.Var]) -> dict[str, tirx.Expr]:
     """Return the values of a graph's dynamic dimensions, as the parameters of a function have them.
 
-    Parameters
-    ----------
-    params : sequence of tirx.Var
-        Operands, in the graph's order.
+    The parameters are the operands, in the graph's order.
     """
     found: dict[str, tirx.Expr] = {}
     told = {slot.name: slot.dim for slot in graph.slots if slot.role == "scalar"}

@@ -57,12 +57,8 @@ class RegisterTiles(WeightPanels):
     def goes_out(self, step: Step, last: Step, body: Sequence[Node]) -> bool:
         """Tell whether register tiles of a product are stored as they are, and nothing reads them.
 
-        Parameters
-        ----------
-        last : Step
-            The last of the maps behind the product, or the product.
-        body : sequence of Node
-            What comes behind the product.
+        `last` is the last of the maps behind the product, or the product; `body` is what comes
+        behind.
         """
         if not self.is_whole(step) or self._dots_along(step) is not None:
             return False

@@ -41,17 +41,7 @@ def in_order(func: tirx.PrimFunc, name: str, rope: Rope) -> tirx.PrimFunc:
 
 
 def rotated(rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]) -> Pairs:
-    """Return the elements of the result as ``[rows, pairs, 2]``, in float32.
-
-    Parameters
-    ----------
-    rope : Rope
-        What is rotated.
-    value : Pairs
-        The float32 features before it.
-    angles : tuple of te.Tensor
-        Cosines and sines.
-    """
+    """Return the rotated elements as ``[rows, pairs, 2]``, in float32, by cosines and sines."""
     cos, sin = angles
 
     def element(i: tirx.Expr, j: tirx.Expr, p: tirx.Expr) -> tirx.Expr:

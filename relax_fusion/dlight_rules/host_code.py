@@ -33,15 +33,9 @@ Functions = Callable[[ir.GlobalVar], object]
 def host_accesses(root: object, functions: Functions | None = None) -> list[str]:
     """Return the names of what code of the host reads, writes or calls in memory of the device.
 
-    Those are tensors outside of all threads, and PrimFuncs that access such.  To pass a tensor on
-    to a function outside of the module is no access.
-
-    Parameters
-    ----------
-    root : tirx.Stmt or tirx.Expr
-        A body of a PrimFunc, or a part of it.
-    functions : callable, optional
-        Returns the function that a GlobalVar stands for; without it, each call of one counts.
+    Those are tensors outside of all threads, and PrimFuncs that access such; without `functions`,
+    which returns what a GlobalVar stands for, each call of one counts.  To pass a tensor on to a
+    function outside of the module is no access.
     """
     found: dict[str, None] = {}
     seen: set[ir.GlobalVar] = set()

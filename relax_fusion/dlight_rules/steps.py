@@ -81,12 +81,7 @@ def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
 def reads_along(sch: s_tir.Schedule, block: SBlockRV, which: int, axis: int) -> bool:
     """Tell whether a tensor that a block reads is contiguous along an axis of its own.
 
-    Parameters
-    ----------
-    which : int
-        The number of the tensor, of those that have dimensions.
-    axis : int
-        The number of the axis.
+    `which` is the number of the tensor, of those that have dimensions.
     """
     found = sch.get(block)
     regions = [read.region for read in found.reads if read.region]

@@ -110,16 +110,8 @@ class _Collector:
     ) -> Iterator[Item]:
         """Yield what a function multiplies, and what the functions do that it calls, in its sizes.
 
-        Parameters
-        ----------
-        phase : str
-            The function that is called from outside.
-        name, func
-            The function that is read.
-        inside : tuple of str
-            Those that call it, so that recursion ends.
-        around : mapping of Var to Function, optional
-            Local functions that it can call.
+        `phase` is the function that is called from outside, `inside` names those that call this
+        one, so that recursion ends, and `around` has the local functions that it can call.
         """
         known = dict(around or {})
         for binding, _ in bindings_of(func.body):
@@ -265,15 +257,7 @@ def _sizes(ty: ir.Type) -> Sequence[PrimExpr]:
 
 
 def _seen_from_caller(item: Item, sizes: Mapping[str, Extent]) -> Item:
-    """Return an item whose sizes are in the names of the caller's.
-
-    Parameters
-    ----------
-    item : Item
-        The work of a function that is called.
-    sizes : mapping of str to int or str
-        What `_sizes_in_call` returned.
-    """
+    """Return an item whose sizes are in the names of the caller's, by `_sizes_in_call`."""
 
     def own(size: Extent) -> Extent:
         return renamed(size, sizes)

@@ -24,12 +24,7 @@ def kind_of(work: Workload) -> Kind:
 def products_of(work: Workload, dims: Mapping[str, Extent]) -> tuple[Product, ...]:
     """Return the matmuls of a workload, in order; of an attention those of each query head.
 
-    Parameters
-    ----------
-    work : Workload
-        What a kernel computes.
-    dims : mapping of str to int or str
-        What the dynamic dimensions of its graph are in the function.
+    `dims` tells what the dynamic dimensions of its graph are in the function.
     """
     graph = work.graph
     if isinstance(work, Attention):

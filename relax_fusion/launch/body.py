@@ -41,16 +41,8 @@ def write(
 ) -> tirx.PrimFunc:
     """Return the PrimFunc that runs the first of `branches` whose condition holds.
 
-    Parameters
-    ----------
-    memory : Memory
-        The tensors, workspaces and scratch memory among them.
-    numbers : sequence of Var
-        Parameters behind the tensors that are read.
-    branches : sequence of Branch
-        Where the last one's condition is not True, `PLACE` is what else there is to do.
-    scratch : Workspace, optional
-        Memory of launches that need some.
+    Where the last one's condition is not True, `PLACE` is what else there is to do.  `numbers` are
+    the parameters behind the tensors that are read, `scratch` is memory of launches that need some.
     """
     writer = _Writer(memory, scratch, branches[-1].when is not True)
     with IRBuilder() as builder, T.prim_func(s_tir=True):

@@ -20,10 +20,7 @@ from ..tvm_ir import GenericConst, SBlock, SBlockRealize, is_prim_expr
 def restore() -> list[tuple[Any, str]]:
     """Give TVM's modules what they no longer have; what is there stays as it is.
 
-    Returns
-    -------
-    list of pairs
-        What `remove` takes: the owners and names that were absent.
+    The owners and names that were absent are returned, which `remove` takes.
     """
     moved = {
         relax: {

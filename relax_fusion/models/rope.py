@@ -154,15 +154,7 @@ class Angles:
         return rotated if x.dtype == wide.dtype else op.astype(rotated, x.dtype)
 
     def turn_first(self, qkv: Tensor, heads: int) -> Tensor:
-        """Rotate the first heads of a merged projection ``[batch, seq_len, features]``.
-
-        Parameters
-        ----------
-        qkv : Tensor
-            Queries, keys and values.
-        heads : int
-            Heads of queries and keys together.
-        """
+        """Rotate the queries and keys of a merged projection ``[batch, seq_len, features]``."""
         batch, seq_len, _ = qkv.shape
         head_dim = self.cos.shape[-1]
         rotated, kept = op.split(qkv, [heads * head_dim], axis=-1)

@@ -168,25 +168,10 @@ def _predicted(
 def planned(
     item: Item, work: Workload, plans: PlanTable, values: Values, dev: DeviceSpec
 ) -> tuple[Prediction | None, str]:
-    """Predict one call of a fused chain by the plan that serves its sizes.
+    """Predict one call of a fused chain by the plan that serves its sizes, and tell that plan.
 
-    Parameters
-    ----------
-    item : Item
-        The chain, whose sizes follow from those of the function that calls it.
-    work : Workload
-        What it computes.
-    plans : PlanTable
-        Its plans.
-    values : mapping of str to int
-        Symbolic sizes of the function.
-    dev : DeviceSpec
-        The device.
-
-    Returns
-    -------
-    tuple
-        The prediction, and the plan as text; None and nothing where a size is not known, or 0.
+    Sizes follow from those of the function that calls it; None and nothing where one is not known,
+    or 0.
     """
     size = size_of(item, work, values)
     if size is None:
@@ -198,14 +183,7 @@ def planned(
 def size_of(item: Item, work: Workload, values: Values) -> Size | None:
     """Return the size of a chain's kernel, as the estimator takes it; None if it is unknown or 0.
 
-    Parameters
-    ----------
-    item : Item
-        The chain.
-    work : Workload
-        What it computes.
-    values : mapping of str to int
-        Symbolic sizes of the function that calls it.
+    It follows from the symbolic sizes of the function that calls it.
     """
     sizes = item.sizes(values)
     if sizes is None or 0 in sizes.values():

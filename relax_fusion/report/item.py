@@ -184,14 +184,7 @@ class Item:
 
     @staticmethod
     def from_record(record: Mapping[str, Any], works: Mapping[str, Workload]) -> Item:
-        """Return the item of what `to_record` made.
-
-        Parameters
-        ----------
-        record : mapping
-            Its fields.
-        works : mapping of str to Workload
-            What kernels compute, by their names.
+        """Return the item of what `to_record` made, with what its kernel computes.
 
         Raises
         ------

@@ -55,15 +55,7 @@ _CALLS: dict[str, Callable[..., int]] = {
 
 
 def value_of(extent: Extent, values: Values) -> int | None:
-    """Return what a size comes to; None where it names one that `values` has not.
-
-    Parameters
-    ----------
-    extent : int or str
-        The size, as TVM prints it.
-    values : mapping of str to int
-        Symbolic sizes by name.
-    """
+    """Return what a size, as TVM prints it, comes to; None where it names one that is not known."""
     if isinstance(extent, int):
         return extent
     try:
@@ -110,14 +102,9 @@ def names_in(extent: Extent) -> frozenset[str]:
 
 
 def renamed(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:
-    """Return a size with other sizes in the place of names, all at once.
+    """Return a size, as TVM prints it, with other sizes in the place of names, all at once.
 
-    Parameters
-    ----------
-    extent : int or str
-        The size, as TVM prints it.
-    sizes : mapping of str to int or str
-        What stands for names; those that it has not stay.
+    Names that `sizes` has not stay.
     """
     if isinstance(extent, int) or not names_in(extent) & sizes.keys():
         return extent

@@ -263,18 +263,10 @@ def report_text(
     coverage: bool = False,
     graphs: bool = False,
 ) -> str:
-    """Return the tables of a report.
+    """Return the tables of a report, with lines of at most `width` characters.
 
-    Parameters
-    ----------
-    report : Report
-        What is told.
-    width : int, optional
-        Characters of a line, beyond which cells go on below.
-    every : bool
-        Tell all ranges and tiles, and what one pass declined and another took.
-    coverage, graphs : bool
-        Tell how much is in kernels of ours, and what each of them computes.
+    With `every`, all ranges and tiles are told, and what one pass declined and another took; with
+    `coverage`, how much is in kernels of ours; with `graphs`, what each of them computes.
     """
     lost = report.declined
     tables = [left_out_table(report.left_out), fused_table(report.fused, every)]

@@ -57,22 +57,7 @@ class Hunk:
 def changes(
     before: Sequence[str], after: Sequence[str], kind: Kind = "graph"
 ) -> tuple[tuple[Hunk, ...], str]:
-    """Compare two texts of a function.
-
-    Parameters
-    ----------
-    before, after : sequence of str
-        Lines.
-    kind : {"graph", "kernel", "other"}
-        What the function is.
-
-    Returns
-    -------
-    tuple of Hunk
-        Where they differ.
-    str
-        What was left out, as a sentence; empty if nothing was.
-    """
+    """Return where two texts of a function differ, and what was left out, as a sentence."""
     start = _same(before, after)
     end = _same(before[start:][::-1], after[start:][::-1])
     longest = max(len(before), len(after)) - start - end

@@ -311,19 +311,8 @@ _MODEL = ("dtype", "quantization", "max_seq_len", "batch")
 def check_unasked(args: argparse.Namespace, target: str, besides: Collection[str] = ()) -> None:
     """Refuse arguments that say how a model is compiled, of one that is compiled already.
 
-    Parameters
-    ----------
-    args
-        Those of the command; ``source`` is the directory.
-    target : str
-        What it was compiled for, which may be said again.
-    besides : collection of str
-        Arguments that say something else to this command.
-
-    Raises
-    ------
-    CliError
-        If there is one.
+    The target that it was compiled for may be said again; `besides` names arguments that say
+    something else to this command.
     """
     names = (*(name for name in _MODEL if getattr(args, name, None)), *asked(args))
     given = next((name for name in names if name not in besides), None)

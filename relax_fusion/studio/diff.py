@@ -54,13 +54,7 @@ def diff_command(args: argparse.Namespace, console: Console) -> int:
 
 
 def tables_of(found: Mapping[str, Any]) -> list[Table]:
-    """Return what differs as tables: calls, chains, what is left, plans, times, files and kernels.
-
-    Parameters
-    ----------
-    found : mapping
-        What `difference` returned.
-    """
+    """Return as tables what `difference` found."""
     return [
         _table(
             "Predicted time of all fused kernels of a call",
@@ -153,17 +147,7 @@ def _facts(facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def diff_html(names: tuple[str, str], found: Mapping[str, Any], texts: tuple[Texts, Texts]) -> str:
-    """Return the page of what differs.
-
-    Parameters
-    ----------
-    names : tuple of str
-        What the compilations are called.
-    found : mapping
-        What differs, as ``diff --json`` writes it.
-    texts : tuple of mapping of str to sequence of Text
-        The texts of each compilation's kernels.
-    """
+    """Return the page of what ``diff --json`` writes, with the texts of kernels of both."""
     told = "They are equal in all that was compared." if found["equal"] else ""
     overview = [tag("p", each) for each in (told, *_facts(found["facts"]).splitlines()) if each]
     kernels = found["kernels"]

@@ -89,16 +89,9 @@ def _hunk(hunk: Hunk) -> Html:
 
 
 def page(title: str, lead: Content, sections: Sequence[tuple[str, str, Content]]) -> str:
-    """Return a page that loads nothing and runs nothing.
+    """Return a page that loads nothing and runs nothing, with `lead` below its title.
 
-    Parameters
-    ----------
-    title : str
-        Its title.
-    lead : str, or some
-        What stands below it.
-    sections : sequence of (str, str, content)
-        Names, titles and contents of the sections.
+    Each section has a name, a title and its content.
     """
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     head = [

@@ -77,15 +77,7 @@ def _text(record: DumpRecord, page: Path) -> str:
 
 
 def dump_html(record: DumpRecord, files: Collection[str]) -> str:
-    """Return the page of a dump.
-
-    Parameters
-    ----------
-    record : DumpRecord
-        What ``passes.json`` holds.
-    files : collection of str
-        Names of files that are beside the page, to which it has links.
-    """
+    """Return the page of a dump, with links to `files`, which are beside the page."""
     head = ("phase", "module behind it", "time", "passes", "changed something")
     size = ("graphs", "bindings", "kernels", "lines")
     rows: list[Sequence[str]] = [(*head, *size)]

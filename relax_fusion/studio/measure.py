@@ -38,14 +38,8 @@ Turn = Mapping[str, Sequence[float]]
 def decoded(session: Session, ids: np.ndarray, prompt: int) -> tuple[Turn, list[np.ndarray]]:
     """Feed a prompt and some tokens, each timed until its logits are on the host.
 
-    Parameters
-    ----------
-    session : Session
-        Its context is forgotten before.
-    ids : numpy.ndarray
-        Tokens ``[batch, count]``, which are given, so that runs can be compared.
-    prompt : int
-        How many of them are the prompt.
+    The tokens ``[batch, count]`` are given, so that runs can be compared; the first `prompt` of
+    them are the prompt.  The session's context is forgotten before.
 
     Returns
     -------

@@ -20,15 +20,7 @@ _INTERRUPTED = "INTERRUPTED: these are the times until then."
 def measured_parts(
     record: Mapping[str, Any], links: Mapping[str, str] | None = None
 ) -> list[Table | str]:
-    """Return what was measured so far.
-
-    Parameters
-    ----------
-    record : mapping
-        What ``bench --json`` writes.
-    links : mapping of str to str, optional
-        Places of a page where kernels are told of.
-    """
+    """Return what ``bench --json`` wrote; `links` are places of a page that tell of kernels."""
     machine, contenders = record["machine"], record["contenders"]
     sizes = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in record["sizes"].items())
     stored = record["quantization"] or record["dtype"]

@@ -189,16 +189,7 @@ OTHER = 64
 def points_of(
     items: Sequence[Item], args: argparse.Namespace, bounds: Mapping[str, int]
 ) -> list[Points]:
-    """Return the sizes at which each function is counted.
-
-    Parameters
-    ----------
-    items : sequence of Item
-        Of all functions.
-    args
-        ``batch``, ``seq`` and ``size``.
-    bounds : mapping of str to int
-        Largest values of sizes.
+    """Return the sizes at which each function is counted, by the command's batch, seq and size.
 
     Raises
     ------

@@ -55,13 +55,7 @@ class Wanted:
     phases: tuple[str, ...] = ()
 
     def check_phases(self, files: Sequence[str]) -> None:
-        """Refuse phases that do not exist, given the files of those that do.
-
-        Raises
-        ------
-        PipelineError
-            If there is one.
-        """
+        """Refuse, by a `PipelineError`, phases that have none of these files."""
         known = [_short(file) for file in files]
         for name in self.phases:
             if name not in known:
@@ -70,13 +64,7 @@ class Wanted:
                 )
 
     def check_functions(self, mod: ir.IRModule) -> None:
-        """Refuse functions that a module does not have.
-
-        Raises
-        ------
-        PipelineError
-            If there is one.
-        """
+        """Refuse, by a `PipelineError`, functions that a module does not have."""
         known = functions_by_name(mod)
         for name in self.functions:
             if name not in known:
@@ -160,18 +148,7 @@ class DebugDump:
         self._written: list[Future[None]] = []
 
     def run(self, file: str, title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
-        """Run the passes of a phase, and write the module behind them as TVMScript.
-
-        Parameters
-        ----------
-        file : str
-            The name of the file.
-        title : str
-            What the phase is doing.
-        passes : sequence of Pass
-            They run in turn.
-        mod : tvm.IRModule
-            What the first of them is given.
+        """Run the passes of a phase, and write the module behind them as TVMScript into `file`.
 
         Raises
         ------
@@ -257,17 +234,6 @@ def reported(
     report: Report | None, target: Target, backend: Backend, directory: Path | None = None
 ) -> Iterator[None]:
     """Tell a report what is compiled in a context, and write it into a dump in the end.
-
-    Parameters
-    ----------
-    report : Report, optional
-        Nothing is done where there is none.
-    target : Target
-        What is compiled for.
-    backend : {"auto", "tir", "triton"}
-        Who is to emit fused kernels.
-    directory : Path, optional
-        Where the dump is.
 
     Raises
     ------

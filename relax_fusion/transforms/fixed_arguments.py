@@ -107,13 +107,8 @@ def fixed_arguments(
 ) -> dict[ir.GlobalVar, Fixed]:
     """Return what is known of the arguments of each of `functions` that is called.
 
-    Parameters
-    ----------
-    mod : IRModule
-        Relax functions and what they call.
-    functions : container of GlobalVar
-        PrimFuncs, called by ``R.call_tir``, each of which launches a kernel that waits for the one
-        in front.
+    Those are PrimFuncs, called by ``R.call_tir``, each of which launches a kernel that waits for
+    the one in front.
     """
     found: dict[ir.GlobalVar, Fixed] = {}
     for _, func in mod.functions_items():

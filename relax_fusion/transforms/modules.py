@@ -69,16 +69,9 @@ def with_functions(
     functions: Mapping[ir.GlobalVar, ir.BaseFunc],
     without: Iterable[ir.GlobalVar] = (),
 ) -> ir.IRModule:
-    """Return a copy of `mod` with functions removed, and others replaced or added.
+    """Return a copy of `mod` with some functions removed, and then others replaced or added.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        It is not modified.
-    functions : mapping of GlobalVar to BaseFunc
-        A variable of the module replaces its function, a new one adds a function.
-    without : iterable of GlobalVar
-        Removed first, so that `functions` may use their names.
+    A variable of the module replaces its function, a new one adds a function.
     """
     copy = mod.clone()
     for gvar in without:
@@ -91,12 +84,8 @@ def with_functions(
 def mapped(mod: ir.IRModule, *rewrite: Any) -> ir.IRModule:
     """Return `mod` with the nodes of PrimFuncs rewritten, from the leaves on.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        A PrimFunc in which nothing is rewritten stays the same object.
-    *rewrite : pairs of type and callable
-        What takes a node of a type and returns what stands in its place; one after the other.
+    Each pair is a type and what takes a node of it and returns what stands in its place; one after
+    the other.  A PrimFunc in which nothing is rewritten stays the same object.
     """
     updated = {}
     for gvar, func in functions_of(mod, tirx.PrimFunc).items():

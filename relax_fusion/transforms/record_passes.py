@@ -116,16 +116,10 @@ class PassRecorder:
     def run(
         self, passes: Sequence[Pass], mod: ir.IRModule, records: list[Future[PassRecord]]
     ) -> ir.IRModule:
-        """Run passes in turn, and return the module behind the last.
+        """Run passes in turn, as `tvm.transform.Sequential` does, and return the module behind.
 
-        Parameters
-        ----------
-        passes : sequence of Pass
-            As of `tvm.transform.Sequential`, which decides for each whether it is run.
-        mod : tvm.IRModule
-            What they are given: the module of the call before.
-        records : list of Future
-            Gets one for each pass as soon as it has run: of its `PassRecord`.
+        They are given the module of the call before.  `records` gets the future of a `PassRecord`
+        for each pass as soon as it has run.
         """
         for each in passes:
             start = time.perf_counter()

@@ -70,20 +70,9 @@ def attention_cases(
 ) -> list[Case]:
     """Return the launches that compute `work`, the last ones on the condition True.
 
-    Parameters
-    ----------
-    work : Attention
-        What to compute; one that the family `TritonAttention` does not refuse.
-    plan : TilePlan
-        Family and tiles.
-    inputs : sequence of Expr
-        Tensors, and maybe the number of keys, in the order of ``work.graph``.
-    most_queries : int, optional
-        Query positions up to which the plan serves.
-    dev : DeviceSpec
-        Where it will run.
-    workspaces : dict
-        Gets the workspaces, for the plans of other ranges to use the same.
+    `inputs` are tensors, and maybe the number of keys, in the order of ``work.graph``; the plan
+    serves up to `most_queries` positions.  `workspaces` gets the workspaces, for the plans of other
+    ranges to use the same.
     """
     own = AttentionPlan.of(plan)
     a = AttentionCall(work, own, named_operands(work, inputs), most_queries, dev, workspaces)

@@ -54,22 +54,9 @@ def contraction_steps(
 ) -> list[AnyStep]:
     """Return the launches that compute `work`, in order.
 
-    Parameters
-    ----------
-    work : NormMatmul or GatedFFN
-        What to compute; one that the family `TritonMatmul` does not refuse.
-    plan : TilePlan
-        Family and tiles.
-    inputs : sequence of relax.Expr
-        In the order of `relax_fusion.compute.contraction.contraction_prim_func`.
-    most_rows : int, optional
-        Rows up to which the plan serves.
-    dev : DeviceSpec
-        Where it will run.
-    workspaces : dict
-        Gets the workspaces, for the plans of other ranges to use the same.
-    fixed : FixedWeights
-        Those of `inputs` that no kernel writes.
+    `inputs` are in the order of ``work.graph``, and `fixed` tells which of them no kernel writes;
+    the plan serves up to `most_rows` rows.  `workspaces` gets the workspaces, for the plans of
+    other ranges to use the same.
     """
     found = read_operands(work, inputs)
     rows = found.x.ty.shape.values[0]

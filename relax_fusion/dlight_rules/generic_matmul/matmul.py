@@ -283,20 +283,12 @@ TANH_CODE = 8
 
 
 def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | None:
-    """Put the formulas of element-wise stages in the place of loads of their buffers.
+    """Put the formulas of element-wise stages in the place of loads of the buffers that they write.
 
     rewrite: ``b[i] + 1`` with ``b[i] = a[i] * 2`` -> ``a[i] * 2 + 1``
 
-    Parameters
-    ----------
-    before : mapping of tirx.Var to Stage
-        Stages by the buffer that they write, in their order; none is a reduction.
-
-    Returns
-    -------
-    tirx.Expr or None
-        None if its code would read its arguments more than `MOST_CODE` times: each use of a stage
-        repeats what the stage computes.
+    None if the code would read its arguments more than `MOST_CODE` times: each use of a stage
+    repeats what the stage computes.
     """
     code: dict[tirx.Var, int] = {}
     for buffer, stage in before.items():

@@ -200,10 +200,7 @@ def few_rows_kernel(
 ) -> tirx.Stmt:
     """Return the kernel of one product, and of the norm in front of it if one is given.
 
-    Parameters
-    ----------
-    dev : DeviceSpec, optional
-        Where it will run; by default somewhere where a kernel begins behind those in front of it.
+    Without a device, it runs where a kernel begins behind those in front of it.
     """
     dequantises = product.weight_is_computed
     height = PackedPlan.of(plan).height if dequantises else plan.block_m

@@ -140,16 +140,9 @@ class Dequantiser:
         piece: tirx.Expr,
         received: tirx.Expr | None = None,
     ) -> list[tirx.Expr]:
-        """Emit what makes the elements of neighbours; return the registers of `pairs`.
+        """Emit what makes the elements of neighbours number `index`; return registers of `pairs`.
 
-        Parameters
-        ----------
-        index : tirx.Expr
-            Their number.
-        line, piece : tirx.Expr
-            Which ones they are.
-        received : tirx.Expr, optional
-            Their number among those whose vectors came through shared memory.
+        `received` is their number among those whose vectors came through shared memory.
         """
         where = {self.neighbours.line: line, self.neighbours.piece: piece}
         for name, (dtype, slot) in zip(self.neighbours.loaded, self.slots, strict=True):

@@ -54,15 +54,7 @@ class RowNorm:
         return self._with(self.sums[index].body.value.b, [x], sums)
 
     def normalised(self, values: Sequence[tirx.Expr], sums: Sequence[tirx.Expr]) -> tirx.Expr:
-        """Return a normalised element in float32.
-
-        Parameters
-        ----------
-        values : sequence of tirx.Expr
-            The element, of gamma and of beta, in float32.
-        sums : sequence of tirx.Expr
-            The statistics.
-        """
+        """Return a normalised element, given it, gamma and beta in float32, and the statistics."""
         value = self.result.body.value
         if isinstance(value, tirx.Cast) and str(value.ty.dtype) != ACCUMULATE:
             value = value.value  # the rounding, which the caller does

@@ -178,13 +178,7 @@ class Product:
     def results(
         self, row: tirx.Expr, column: tirx.Expr, total: Total
     ) -> list[tuple[Place, tirx.Expr]]:
-        """Return what is stored for one column of one row, and where.
-
-        Parameters
-        ----------
-        total : callable
-            The sum of a part.
-        """
+        """Return what is stored for a column of a row, and where; `total` is the sum of a part."""
         axes = len(self.out.iter_vars)
         places = [[row, column, int64(part)][:axes] for part in range(2 if axes == 3 else 1)]
         return [
@@ -196,10 +190,7 @@ class Product:
     ) -> tuple[Place, tirx.Expr]:
         """Return what is stored at one place of the axes of `out`, and where.
 
-        Parameters
-        ----------
-        total : callable
-            The sum at a position along the first axis of `acc`.
+        `total` is the sum at a position along the first axis of `acc`.
         """
         sums, store = self.acc.body.buffer, self.out.body
         simplify = Analyzer().simplify

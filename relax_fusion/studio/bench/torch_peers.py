@@ -58,13 +58,7 @@ class TorchPeers:
         return self._contender(TORCH, self._model, f"{self._about}, eager")
 
     def compiled(self, name: str) -> Contender:
-        """Return it under torch.compile; all sizes are compiled when this returns.
-
-        Parameters
-        ----------
-        name : str
-            One of `MODES`.
-        """
+        """Return it under torch.compile, in one of `MODES`, with all sizes compiled."""
         mode, told = MODES[name]
         if name == GRAPHS and self._device == "cpu":
             raise CliError(f"{GRAPHS} needs a GPU")
@@ -147,17 +141,7 @@ def _transformers() -> str:
 def eager_decoder(
     fields: Mapping[str, Any], exported: ExportedModel, weights: Iterable[np.ndarray]
 ) -> Session:
-    """Return a decoder as torch runs it on a CPU, with our weights.
-
-    Parameters
-    ----------
-    fields : mapping
-        Its ``config.json``.
-    exported : ExportedModel
-        The same model as we build it.
-    weights : iterable of numpy.ndarray
-        Those of `exported`.
-    """
+    """Return a decoder of a ``config.json`` as torch runs it on a CPU, with our weights."""
     import torch
 
     with torch.no_grad():

@@ -34,20 +34,8 @@ def generated_steps(
 ) -> list[Step]:
     """Return the launches that compute `work`, in order.
 
-    Parameters
-    ----------
-    work : Chain
-        What to compute.
-    plan : GeneratedPlan
-        How.
-    inputs : sequence of relax.Expr
-        The inputs of ``work.graph``, in order.
-    dims : mapping of str to PrimExpr
-        The values of its dynamic dimensions.
-    bounds : mapping of str to int
-        The largest values with which these launches are called, of some of them.
-    dev : DeviceSpec
-        Where it will run.
+    `inputs` are those of ``work.graph``, in order, `dims` the values of its dynamic dimensions, and
+    `bounds` the largest values, of some of them, with which these launches are called.
     """
     given = named_operands(work, inputs)
     few = {name: fewer(size, bounds.get(name)) for name, size in dims.items()}

@@ -55,14 +55,9 @@ class Product:
 
 
 def product_of(graph: Graph, block: Block, blocks: Blocks, out: Frame) -> Product | None:
-    """Return a statement as a product of matrices; None where it is none.
+    """Return a statement as a product of matrices with the dimensions `out`; None where it is none.
 
     Its factors fall into two groups that have no axis of the result in common.
-
-    Parameters
-    ----------
-    out : Frame
-        The dimensions of the result.
     """
     summed = blocks.frame(blocks.loops(block, True))
     if block.combine != "sum" or not summed:

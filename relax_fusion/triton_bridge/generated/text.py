@@ -289,13 +289,7 @@ _OF_LOOP = ("_start", "_at", "_in")
 
 
 def refuse_names(graph: Graph, schedule: Schedule) -> None:
-    """Refuse names that Python does not have, or of which a kernel would have one twice.
-
-    Raises
-    ------
-    TilingError
-        If there is one.
-    """
+    """Refuse, by a `TilingError`, names that Python lacks or that a kernel would have twice."""
     tensors = [tensor.name for tensor in graph.tensors]
     loops = [loop.name for loop in schedule.space.loops]
     taken = set(_KNOWN)

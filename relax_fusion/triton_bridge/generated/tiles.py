@@ -126,16 +126,9 @@ _DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8")
 
 
 def box_of(tensor: Tensor, blocks: Blocks, what: Access) -> tuple[int, ...] | None:
-    """Return the box that a tile of an operand is; None where it is none.
+    """Return the box that a tile of an operand is for Hopper's copy engine; None if it is none.
 
-    Parameters
-    ----------
-    tensor : Tensor
-        The operand.
-    blocks : Blocks
-        The loops.
-    what : Access
-        Which elements the tile has.
+    What lies outside of the tensor is filled with zeros, so that such a load has no mask.
     """
     size = STORED_BYTES[tensor.dtype]
     if tensor.dtype not in _DTYPES or not 2 <= len(tensor.shape) <= MOST_DIMS:
