@@ -38,8 +38,7 @@ from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
 from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
-from .attention_scores import Place, ScoreBlocks, Scores
-from .attention_softmax import OnlineSoftmax
+from .attention_scores import OnlineSoftmax, Place, ScoreBlocks, Scores
 from .attention_tile import (
     FLOAT,
     Operands,

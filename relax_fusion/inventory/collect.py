@@ -12,12 +12,11 @@ from ..matching.pattern import PrimExpr, is_call
 from ..matching.shapes import dtype_of, shape_of
 from ..report import Report
 from ..report.decision import Decision
-from ..report.item import Array, Item, Product
+from ..report.item import Array, Item, Product, kind_of, products_of, storage_of
 from ..report.sizes import Extent, renamed
 from ..transforms.modules import bindings_of, functions_of
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
-from .graphs import kind_of, products_of, storage_of
 from .operators import COUNTED, arrays_of, extent, function_item, operator_item, tensors_of
 from .record_graph import KERNELS, OUTSIDE
 

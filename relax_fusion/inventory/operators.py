@@ -134,14 +134,11 @@ def _einsum(subscripts: str, shapes: Sequence[Shape]) -> tuple[Product, ...]:
         out = "".join(x for x in first + second if (first + second).count(x) == 1)
     size = dict(zip(first + second, [*shapes[0], *shapes[1]], strict=False))
 
-    def sizes(letters: str) -> Extent:
-        return extent(product([size[x] for x in dict.fromkeys(letters)]))
+    def sizes(letters: Sequence[str]) -> Extent:
+        return extent(product([size[x] for x in letters]))
 
-    m = "".join(x for x in out if x in first and x not in second)
-    n = "".join(x for x in out if x in second and x not in first)
-    batch = "".join(x for x in out if x in first and x in second)
-    k = "".join(x for x in first + second if x not in out)
-    return (Product(sizes(m), sizes(n), sizes(k), sizes(batch)),)
+    k = list(dict.fromkeys(x for x in first + second if x not in out))
+    return (Product.of(out, k, (first, second), sizes),)
 
 
 def _convolution(call: relax.Call, shapes: Sequence[Shape], out: Shape) -> tuple[Product, ...]:
@@ -295,10 +292,7 @@ def _product(
         sizes = [substitute(stage.extents[v], bound) for v in variables]
         return extent(product(sizes))
 
-    rows = [v for v in stage.spatial if v in first and v not in second]
-    columns = [v for v in stage.spatial if v in second and v not in first]
-    batch = [v for v in stage.spatial if v not in rows and v not in columns]
-    return Product(size(rows), size(columns), size(stage.reduced), size(batch))
+    return Product.of(stage.spatial, stage.reduced, (first, second), size)
 
 
 def _by_tensors(

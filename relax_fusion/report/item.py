@@ -1,24 +1,34 @@
-"""One piece of work of a model: a fused kernel, or a matmul or attention that was left."""
+"""One piece of work of a model: a fused kernel, or a matmul or attention that was left.
+
+What a fused kernel multiplies, and how its weights are stored, is read off its workload.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ConfigDict, InstanceOf
 
 from ..errors import GraphError, PipelineError
 from ..validation import read_json, shown
-from ..workload import Workload
+from ..workload import Attention, Chain, DynamicDim, Packed, Workload
+from ..workload.dims import Dim
 from ..workload.dtypes import stored_bytes
-from .sizes import Extent, Values, names_in, value_of
+from ..workload.formats import ALL
+from ..workload.graph import Block
+from ..workload.roofline import is_contraction
+from ..workload.values import Op, reads
+from .sizes import Extent, Values, names_in, times, value_of
 
 Kind = Literal["matmul", "attention", "chain", "convolution", "call"]
 Status = Literal["fused", "left", "outside"]
+
+_Axis = TypeVar("_Axis")
 
 _EXACT = ConfigDict(extra="forbid")
 
@@ -39,6 +49,20 @@ class Product:
     n: Extent
     k: Extent
     batch: Extent = 1
+
+    @staticmethod
+    def of(
+        axes: Sequence[_Axis],
+        reduced: Sequence[_Axis],
+        factors: tuple[Collection[_Axis], Collection[_Axis]],
+        size: Callable[[Sequence[_Axis]], Extent],
+    ) -> Product:
+        """Return a product, whose axes are sorted by which of its factors has them."""
+        first, second = factors
+        rows = [a for a in axes if a in first and a not in second]
+        columns = [a for a in axes if a in second and a not in first]
+        batch = [a for a in axes if a not in rows and a not in columns]
+        return Product(size(rows), size(columns), size(reduced), size(batch))
 
     def flops(self, values: Values) -> float | None:
         """Return two operations for each product of numbers; None where a size is not known."""
@@ -203,3 +227,67 @@ def _tried(count: Any, work: Workload, sizes: dict[str, int]) -> float | None:
         return float(count(work, sizes))
     except GraphError:
         return None
+
+
+def kind_of(work: Workload) -> Kind:
+    """Say what a fused chain is."""
+    if isinstance(work, Attention):
+        return "attention"
+    return "chain" if isinstance(work, Chain) else "matmul"
+
+
+def products_of(work: Workload, dims: Mapping[str, Extent]) -> tuple[Product, ...]:
+    """Return the matmuls of a workload, in order; of an attention those of each query head.
+
+    `dims` tells what the dynamic dimensions of its graph are in the function.
+    """
+    graph = work.graph
+    if isinstance(work, Attention):
+        rows, keys, batch = (_extent(work.ranged[n], dims) for n in ("rows", "keys", "batch"))
+        heads = times(batch, work.q_heads)
+        scores = Product(rows, keys, work.head_dim, heads)
+        return (scores, Product(rows, work.v_dim, keys, heads))
+    return tuple(_product(block, dims) for block in graph.blocks if is_contraction(block))
+
+
+def _product(block: Block, dims: Mapping[str, Extent]) -> Product:
+    """Return the product of a contraction."""
+    value = block.value
+    assert isinstance(value, Op), "a contraction multiplies"
+    first, second = (
+        {name for read in reads(factor) for at in read.at for name, _ in at.terms}
+        for factor in value.args
+    )
+    sizes = {a.name: _extent(a.size, dims) for a in (*block.axes, *block.reduced)}
+    axes, reduced = ([a.name for a in each] for each in (block.axes, block.reduced))
+    return Product.of(
+        axes, reduced, (first, second), lambda names: times(*(sizes[n] for n in names))
+    )
+
+
+def _extent(size: Dim, dims: Mapping[str, Extent]) -> Extent:
+    return dims.get(size.name, size.name) if isinstance(size, DynamicDim) else size
+
+
+def storage_of(work: Workload) -> str:
+    """Say how the weights of a fused chain are stored."""
+    if isinstance(work, Attention):
+        return ""
+    graph = work.graph
+    weights = {operand.name for operand in graph.weights}
+    read = {r.tensor for b in graph.blocks if is_contraction(b) for r in reads(b.value)} & weights
+    tensors = (t for t in graph.tensors if t.name in read)
+    return ", ".join(dict.fromkeys(format_text(t.format, t.dtype) for t in tensors))
+
+
+def format_text(form: Packed | None, dtype: str) -> str:
+    """Return a format in words: ``4 bits in uint32, float16 scales of 32``."""
+    if form is None:
+        return dtype
+    stored = form.word if form.fields == 1 else f"{form.bits} bits in {form.word}"
+    if not form.scale_dtype:
+        return stored
+    group = "all" if form.group == ALL else str(form.group)
+    lines = "" if form.lines == 1 else f" x {'all' if form.lines == ALL else form.lines}"
+    zeros = ", with zeros" if form.zero is None else ""
+    return f"{stored}, {form.scale_dtype} scales of {group}{lines}{zeros}"

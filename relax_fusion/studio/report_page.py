@@ -25,7 +25,7 @@ from ..report.tables import (
     tile_text,
 )
 from .html import Content, Html, fold, joined, link, page, rows_of, tag, text_block, titled
-from .measured import measured_parts, ratio_text
+from .measure import measured_parts, ratio_text
 from .remedies import remedy, remedy_of_leftover
 
 MOST_NODES = 80

@@ -154,3 +154,38 @@ def affine(x, gamma, beta, HAS_BETA: tl.constexpr):
     if HAS_BETA:
         x += beta
     return x
+
+
+@triton.jit
+def finite(x):
+    """Return 0 for minus infinity, and anything else as it is."""
+    return tl.where(x == float("-inf"), 0.0, x)
+
+
+@triton.jit
+def ratio(x, y):
+    """Return ``x / y``, and 0 for a divisor of 0."""
+    return tl.where(y == 0.0, y, x / tl.where(y == 0.0, 1.0, y))
+
+
+@triton.jit
+def quotient(x, y):
+    """Return ``x / y`` rounded down; Triton's ``//`` rounds towards 0."""
+    return x // y - tl.where(x % y < 0, 1, 0)
+
+
+@triton.jit
+def remainder(x, y):
+    """Return what ``y * quotient(x, y)`` leaves of ``x``; Triton's ``%`` can be less than 0."""
+    return (x % y + y) % y
+
+
+@triton.jit
+def _larger(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """Return the maximum along an axis; that of NaN is NaN."""
+    return tl.reduce(x, AXIS, _larger)

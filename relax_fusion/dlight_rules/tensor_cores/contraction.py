@@ -32,9 +32,8 @@ from .few_rows_kernel import FewRowsKernel
 from .few_rows_ring import Launch, Place
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
-from .row_norm import NORM_BLOCKS, RowNorm
 from .sums import cluster_sums, leave_cluster, own_sums
-from .tile import MmaTile, Product, int32, int64, last_tile, tiles_of, whole
+from .tile import NORM_BLOCKS, MmaTile, Product, RowNorm, int32, int64, last_tile, tiles_of, whole
 from .wgmma_kernel import WgmmaKernel
 
 

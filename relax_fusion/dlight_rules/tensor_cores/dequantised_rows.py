@@ -33,8 +33,7 @@ from .few_rows_sums import WarpSums
 from .fragments import clear, copy_async, ptx, scratch
 from .layout import INSTRUCTIONS, LANES, PIECE
 from .resident_row import ResidentRow, swizzled
-from .row_norm import RowNorm
-from .tile import Product, int32, int64, is_multiple
+from .tile import Product, RowNorm, int32, int64, is_multiple
 
 QUADS = LANES // 4
 """Groups of four threads: each has a row of x, and two columns of an instruction."""

@@ -27,8 +27,7 @@ from .few_rows_ring import Launch, Place, Ring
 from .few_rows_sums import WarpSums
 from .fragments import add_over_warp, add_up, clear, ptx, scratch
 from .layout import INSTRUCTIONS, LANES, PIECE
-from .row_norm import RowNorm
-from .tile import Product, int32, int64, uint32
+from .tile import Product, RowNorm, int32, int64, uint32
 
 HALVES = CHUNK // 32
 """A thread loads this often of a line of x, or of a column."""

@@ -21,8 +21,7 @@ from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import T
 from .fragments import copy_async, scratch
 from .layout import LANES, PIECE
-from .row_norm import RowNorm
-from .tile import Product, fill_a_tile, int32, int64
+from .tile import Product, RowNorm, fill_a_tile, int32, int64
 
 PIECES = 8
 """Pieces of a line, which neighbouring threads copy."""

@@ -14,8 +14,7 @@ from ...tvm_ir import T
 from .dequantised import unrolled
 from .fragments import add_over_warp, add_up, ptx, scratch
 from .layout import LANES, PIECE
-from .row_norm import RowNorm
-from .tile import int32, int64
+from .tile import RowNorm, int32, int64
 
 if TYPE_CHECKING:
     from .dequantised_rows import DequantisedRowsKernel

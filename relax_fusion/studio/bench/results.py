@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...timing import Times, how
-from ..measure import Turn, compare
-from ..measured import measured_parts
+from ..measure import Turn, compare, measured_parts
 from .contenders import OURS, Contender
 from .subject import Subject
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import linecache
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
 from tvm import ir, tirx
 
 from ...estimator.families.generated.plan import (
@@ -16,11 +22,11 @@ from ...estimator.families.generated.plan import (
 from ...hardware import DeviceSpec
 from ...launch.arguments import TensorMap, Workspace
 from ...workload import Chain, DynamicDim
+from .. import math
 from ..kernel import KernelOptions
 from ..operands import named_operands
 from ..steps import Step, ceil_div, fewer
-from .function import function_of
-from .text import Means, Parameter, kernel_text
+from .text import HELPERS, KernelText, Means, Parameter, kernel_text
 from .tiles import Blocks
 
 
@@ -84,3 +90,19 @@ def _blocks(launched: Launched, dims: Mapping[str, ir.Expr]) -> Any:
         count = dims[size.name] if isinstance(size, DynamicDim) else size
         total = total * ceil_div(count, blocks.block[loop])
     return total
+
+
+@lru_cache(maxsize=4096)
+def function_of(kernel: KernelText) -> JITFunction:
+    """Return a kernel that can be compiled, or called.
+
+    Its source is found by Python's `inspect`, as that of a function in a file.
+    """
+    digest = hashlib.sha256(kernel.text.encode()).hexdigest()[:16]
+    file = f"<generated {kernel.name} {digest}>"
+    lines = kernel.text.splitlines(keepends=True)
+    linecache.cache[file] = (len(kernel.text), None, lines, file)
+    known = {"tl": tl, "triton": triton, "__name__": __name__}
+    known |= {name: getattr(math, name) for name in HELPERS}
+    exec(compile(kernel.text, file, "exec"), known)
+    return known[kernel.name]

@@ -276,7 +276,7 @@ def _computed(nodes: tuple[Node, ...]) -> list[str]:
 
 
 HELPERS = ("activate", "finite", "ratio", "quotient", "remainder", "largest")
-"""Functions of this package that a kernel calls."""
+"""Functions of `relax_fusion.triton_bridge.math` that a kernel calls."""
 
 _KNOWN = {"tl", "triton", "range", "float", "program", *HELPERS}
 
