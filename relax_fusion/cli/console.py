@@ -32,13 +32,7 @@ class CliError(Exception):
 
 
 class Console:
-    """Progress on stderr, results on what was stdout when the command began.
-
-    Parameters
-    ----------
-    quiet : bool
-        Whether to leave out progress.
-    """
+    """Progress on stderr, unless it is quiet, results on what was stdout when the command began."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet

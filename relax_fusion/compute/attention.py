@@ -131,18 +131,8 @@ Position = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 class TileEmitter:
     """Emits the body of one tile block, into the IR builder that is open.
 
-    Parameters
-    ----------
-    work : Attention
-        What is computed.
-    shape : TileShape
-        Sizes of the tile.
-    operands : Operands
-        The buffers of the function.
-    place : tuple of tirx.Var
-        Batch, key head and row tile of this block.
-    lengths : tuple of tirx.Expr
-        Numbers of query and of key positions.
+    `place` is the batch, the key head and the row tile of this block, `lengths` are the numbers of
+    query and of key positions.
     """
 
     def __init__(

@@ -167,17 +167,7 @@ PlaceOf = Callable[[tirx.Expr, tirx.Expr], Place]
 
 
 class ScoreBlocks:
-    """Emits the blocks that compute scores.
-
-    Parameters
-    ----------
-    shape : TileShape
-        Sizes of the tile.
-    head_dim : int
-        Features of a query.
-    rules : Scores
-        What becomes of a dot product.
-    """
+    """Emits the blocks that compute scores; `rules` say what becomes of a dot product."""
 
     def __init__(self, shape: TileShape, head_dim: int, rules: Scores) -> None:
         self.shape, self.head_dim, self.rules = shape, head_dim, rules

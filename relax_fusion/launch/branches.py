@@ -29,12 +29,7 @@ class Buffer:
 class Memory:
     """The tensors that a call reads, writes and works in, each a parameter of the PrimFunc.
 
-    Parameters
-    ----------
-    outputs : sequence of TensorType
-        What a call returns.
-    shared : sequence of (Workspace, sequence of Workspace)
-        Memory that several workspaces share; the others have their own.
+    `shared` is memory that several workspaces share; the others have their own.
     """
 
     def __init__(

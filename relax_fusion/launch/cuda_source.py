@@ -92,14 +92,8 @@ class CUDASource:
 class SourceCompiler:
     """Compiles kernels in threads, while others work; those in the cache are read from it.
 
-    NVRTC needs no Python, so as many threads run as this process may use cores.
-
-    Parameters
-    ----------
-    nvrtc : Nvrtc, optional
-        The compiler; that which is installed by default.
-    cache : KernelCache, optional
-        Where compiled kernels are kept; the user's own by default.
+    NVRTC needs no Python, so as many threads run as this process may use cores.  By default the
+    installed NVRTC compiles, and the user's own cache is used.
     """
 
     def __init__(self, nvrtc: Nvrtc | None = None, cache: KernelCache | None = None):

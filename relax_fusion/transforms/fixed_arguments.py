@@ -63,12 +63,7 @@ class MarkFixedArguments:
 
     Their kernels then ask for weights before the kernel in front of them has ended.
 
-    declines when: the device has no launches that begin early.
-
-    Parameters
-    ----------
-    target : Target
-        Of the functions that name none.
+    declines when: the device, a function's own or the one given, has no launches that begin early.
     """
 
     def __init__(self, target: Target):

@@ -60,15 +60,7 @@ _KINDS = ("graph", "kernel", "other")
 
 
 class _Seen:
-    """A function; its text is written when it is asked for.
-
-    Parameters
-    ----------
-    func : BaseFunc
-        The function.
-    size : tuple of int, optional
-        How many lines and bindings it has, where that is known without its text.
-    """
+    """A function; its text is written when it is asked for, its size may be known before."""
 
     def __init__(self, func: ir.BaseFunc, size: tuple[int, int] | None = None):
         self.func = func

@@ -77,11 +77,6 @@ class CompileAhead:
     and not for what it launches first needs, so that a kernel may turn out to be compiled in vain.
 
     declines when: no pipeline is running whose end would wait for the threads, or without NVRTC.
-
-    Parameters
-    ----------
-    target : Target
-        A CUDA target.
     """
 
     def __init__(self, target: Target):

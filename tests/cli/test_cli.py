@@ -16,7 +16,6 @@ import tvm
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from tvm import relax
-from tvm.support import cc
 from tvm.target import Target
 
 from relax_fusion import dequantize, models, quantize
@@ -28,23 +27,9 @@ from relax_fusion.hardware import target
 from relax_fusion.models import zoo
 from relax_fusion.transforms.cuda_graph import RUN_OR_CAPTURE
 
+from ..support.commands import CONFIG, POSITIONS, links, write_json
 from ..support.processes import without_torch
-from ..support.quick import quick_host, quick_passes
-
-POSITIONS = 16
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": POSITIONS,
-    "tie_word_embeddings": False,
-}
-links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
+from ..support.quick import quick_host
 
 
 def checkpoint_tensors() -> dict[str, np.ndarray]:
@@ -70,23 +55,15 @@ def checkpoint_tensors() -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_json(path: Path, data: dict) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
-    return path
-
-
 def short(exported: models.ExportedModel, target: Target, **options: Any) -> relax.VMExecutable:
     """Do what the command does, for prompts that have kernels of two ranges of rows."""
     return build.build(exported, target, variable_bounds={"seq_len": POSITIONS}, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_to_compile():
-    """Compile for this machine without optimisations, which take long."""
-    made = quick_host()
-    with pytest.MonkeyPatch.context() as patch, quick_passes():
-        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
+def short_prompts(quick_to_compile):
+    """Compile for short prompts."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_module, "build", short)
         yield
 

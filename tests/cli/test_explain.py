@@ -14,9 +14,10 @@ from relax_fusion.report import Decision
 from relax_fusion.report.tables import fused_table
 from relax_fusion.workload import Attention
 
-from .test_cli import CONFIG, error, quick_to_compile, write_json
+from ..support.commands import CONFIG, write_json
+from .test_cli import error
 
-__all__ = ["quick_to_compile"]
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.mark.slow

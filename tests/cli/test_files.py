@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
-from tvm.support import cc
 
 from relax_fusion.cli import arrays as arrays_module
 from relax_fusion.cli import main
@@ -20,19 +19,10 @@ from relax_fusion.frontends import Signature, TensorSpec, read_model
 from relax_fusion.models import config_from_dict, export, random_weights
 
 from ..support.chain_reference import evaluate
+from ..support.commands import links
 from ..support.files import WIDTH, arrays, expected, write_onnx, write_program
-from ..support.quick import quick_host, quick_passes
 
-links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_to_compile():
-    """Compile for this machine without optimisations, which take long."""
-    made = quick_host()
-    with pytest.MonkeyPatch.context() as patch, quick_passes():
-        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
-        yield
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.fixture(scope="module")

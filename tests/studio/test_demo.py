@@ -15,10 +15,10 @@ from relax_fusion.report import FunctionGraph, Node, Report
 from relax_fusion.studio.demo import Comparison, Run, _end
 from relax_fusion.studio.measure import compare
 
-from ..cli.test_cli import quick_to_compile, short
+from ..cli.test_cli import short
 from ..support.quick import loaded, quick_host
 
-__all__ = ["quick_to_compile"]
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 def as_library(made):

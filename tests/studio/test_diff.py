@@ -11,30 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tvm.support import cc
 
 from relax_fusion.cli import main
 from relax_fusion.report.sizes import sizes_text
 
-from ..cli.test_cli import CONFIG, write_json
-from ..support.quick import quick_host, quick_passes
+from ..support.commands import links, write_json
 
-links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
 SHORT = ["--max-seq-len", "8"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_to_compile():
-    """Compile for this machine without optimisations, which take long."""
-    made = quick_host()
-    with pytest.MonkeyPatch.context() as patch, quick_passes():
-        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
-        yield
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory) -> str:
-    return str(write_json(tmp_path_factory.mktemp("tiny") / "config.json", CONFIG))
 
 
 @pytest.fixture(scope="module")

@@ -11,30 +11,14 @@ from typing import Any
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from tvm.support import cc
 
 from relax_fusion.cli import main
 from relax_fusion.estimator import format_seconds
 from relax_fusion.hardware import DEVICES
 
-from ..cli.test_cli import CONFIG, POSITIONS, write_json
-from ..support.quick import quick_host, quick_passes
+from ..support.commands import CONFIG, POSITIONS, links, write_json
 
-links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_to_compile():
-    """Compile for this machine without optimisations, which take long."""
-    made = quick_host()
-    with pytest.MonkeyPatch.context() as patch, quick_passes():
-        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
-        yield
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory) -> str:
-    return str(write_json(tmp_path_factory.mktemp("tiny") / "config.json", CONFIG))
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.fixture(scope="module")

@@ -47,21 +47,10 @@ on an H200."""
 
 
 class DequantisedRowsKernel:
-    """Emits one thread block, into the IR builder that is open.
+    """Emits one thread block, of a row that a norm may change first, into the open IR builder.
 
-    Parameters
-    ----------
-    plan : PackedPlan
-        ``block_k`` elements of k are a step of all warps together; ``num_stages`` steps are loaded
-        ahead.
-    product : Product
-        What is computed.
-    norm : RowNorm, optional
-        What is done to the row first, which is kept.
-    place : Place
-        What the thread works on.
-    launch : Launch
-        How it begins.
+    ``block_k`` elements of k are a step of all warps together; ``num_stages`` steps are loaded
+    ahead.
     """
 
     def __init__(

@@ -156,21 +156,7 @@ QUADS = LANES // 4
 
 
 class FewRowsKernel:
-    """Emits one thread block, into the IR builder that is open.
-
-    Parameters
-    ----------
-    plan : TilePlan
-        Sizes.
-    product : Product
-        What is computed.
-    norm : RowNorm, optional
-        What is done to the rows first.
-    place : Place
-        What the thread works on.
-    launch : Launch
-        How it begins.
-    """
+    """Emits one thread block, of rows that a norm may change first, into the open IR builder."""
 
     def __init__(
         self,

@@ -106,24 +106,12 @@ class Launch:
 
 
 class Ring:
-    """Shared memory of a thread block, and the copies into it.
+    """Shared memory of a thread block, at least so many bytes, and the copies into it.
 
     It is one dynamic allocation, also for what warps tell each other: TVM allows a kernel more than
     48 KB only where the dynamic part alone is more.  Words of 4 bytes; in front is the ring, whose
-    place the sums of the warps take in the end, and behind it the statistics of rows.
-
-    Parameters
-    ----------
-    plan : TilePlan
-        ``block_k`` elements of k are a step of all warps together.
-    product : Product
-        What is computed.
-    norm : RowNorm, optional
-        What is done to the rows first.
-    place : Place
-        What the thread works on.
-    least_bytes : int
-        Of the allocation.
+    place the sums of the warps take in the end, and behind it the statistics of rows.  ``block_k``
+    elements of k are a step of all warps together.
     """
 
     def __init__(

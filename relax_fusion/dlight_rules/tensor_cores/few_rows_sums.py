@@ -21,18 +21,10 @@ if TYPE_CHECKING:
 class WarpSums:
     """Adds up what the warps of a thread block have, or those of a cluster of thread blocks.
 
-    Where k is split, the blocks of a cluster have the parts.  Each reads the shared memory of all
-    (PTX ISA, "Data Movement and Conversion Instructions: mapa"), and finishes its share of the
-    results.
-
-    Parameters
-    ----------
-    kernel : FewRowsKernel or DequantisedRowsKernel
-        Has the sums of its warps in registers, four of each instruction.
-    shared : tirx.Var
-        Shared memory, which is not used for operands any more.
-    base : tirx.Expr
-        Its address, for other blocks.
+    A kernel has the sums of its warps in registers, four of each instruction; shared memory is not
+    used for operands any more, and other blocks know its address.  Where k is split, the blocks of
+    a cluster have the parts.  Each reads the shared memory of all (PTX ISA, "Data Movement and
+    Conversion Instructions: mapa"), and finishes its share of the results.
     """
 
     def __init__(

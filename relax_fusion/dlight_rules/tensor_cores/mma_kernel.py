@@ -36,18 +36,8 @@ READ, WRITTEN = range(2)
 class MmaKernel:
     """Emits the accumulation of one output tile, into the IR builder that is open.
 
-    Parameters
-    ----------
-    tile : MmaTile
-        Sizes.
-    product : Product
-        What is computed.
-    thread : tirx.Var
-        The int32 index of the thread in its block.
-    at : tuple of tirx.Expr
-        Row and column of the tile among all tiles, int32.
-    rank : tirx.Expr
-        Which of the plan's ``split_k`` parts of the reduction is this block's, int32.
+    `at` is the row and the column of the tile among all tiles, `rank` which of the plan's
+    ``split_k`` parts of the reduction is this block's; these and the index of the thread are int32.
     """
 
     padding_bytes = 0

@@ -38,17 +38,10 @@ def swizzled(row: tirx.Expr, piece: tirx.Expr, width: int) -> tirx.Expr:
 
 
 class ResidentRow:
-    """The row of a thread block, from memory to shared memory.
+    """The row of a thread block, from memory to the beginning of its shared memory, normalised.
 
     A thread takes `width` neighbours along k at a time, and stores them in the pairs in which
     weights come out of their words.
-
-    Parameters
-    ----------
-    kernel : DequantisedRowsKernel
-        Whose shared memory begins with it.
-    norm : RowNorm, optional
-        What is done to it.
     """
 
     def __init__(self, kernel: DequantisedRowsKernel, norm: RowNorm | None) -> None:

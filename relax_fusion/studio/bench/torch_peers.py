@@ -40,13 +40,7 @@ def under_compile(function: Any, mode: str | None, **options: Any) -> Any:
 
 
 class TorchPeers:
-    """Makes the contenders that run a model in torch; they share its weights.
-
-    Parameters
-    ----------
-    subject : Subject
-        What is measured.
-    """
+    """Makes the contenders that run a model in torch; they share its weights."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject

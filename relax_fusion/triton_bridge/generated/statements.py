@@ -21,17 +21,7 @@ _EVERY_NAN = "propagate_nan=tl.PropagateNan.ALL"
 
 
 class Statements:
-    """Writes what statements compute of tiles.
-
-    Parameters
-    ----------
-    graph : Graph
-        Whose statements they are.
-    schedule : Schedule
-        How they are tiled.
-    blocks : Blocks
-        Its loops.
-    """
+    """Writes what the statements of a graph compute of tiles, as a schedule says."""
 
     def __init__(self, graph: Graph, schedule: Schedule, blocks: Blocks):
         self.graph, self.blocks, self.space = graph, blocks, schedule.space

@@ -44,18 +44,9 @@ Tiles = Callable[[Read], tuple[str, Frame]]
 
 
 class Values:
-    """Writes the values of one statement.
+    """Writes the values of one statement of a graph, which makes `out`.
 
-    Parameters
-    ----------
-    graph : Graph
-        Whose statement it is.
-    blocks : Blocks
-        The loops.
-    out : str
-        What the statement makes.
-    tile : callable
-        The name of the tile that a read is of, and its dimensions.
+    `tile` returns the name of the tile that a read is of, and its dimensions.
     """
 
     def __init__(self, graph: Graph, blocks: Blocks, out: str, tile: Tiles):
