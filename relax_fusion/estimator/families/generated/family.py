@@ -9,24 +9,23 @@ from itertools import islice
 from typing import Any
 
 from ....errors import TilePlanError, TilingError
-from ....hardware import DeviceSpec
 from ....tiling.structure import refuse_blocks
 from ....workload import Chain
-from ...family import Breaks, KernelFamily, Offer
+from ...family import Breaks, KernelFamily, Launches, Offer
 from ...limits import block_limits
-from ...prediction import HALF_DTYPES, Formula, Prediction, in_a_row
+from ...prediction import HALF_DTYPES, Step
 from ...ranges import ranges
 from ...shape import Problem, Size, sizes_of
 from ...tile_plan import TilePlan
 from .memory import MOST_REGISTERS, footprint, narrow_behind, wanted_registers
-from .plan import FAMILY, GeneratedPlan, Launched, launches, loop_sizes, space_of
-from .price import price
+from .plan import FAMILY, GeneratedPlan, launches, loop_sizes, space_of
+from .price import step_of
 from .space import BEAM, descended, plans, variants
 
 MAPS = 1.02
-"""What tensor maps do to a time, between 0.98 and 1.03, which they do on an H200 to 229 pairs of
-kernels, with long and short blocks; to single ones 0.73 to 1.22 (`2026-11-23-generated_chains.md`).
-"""
+"""Tensor maps make a block take 1.02 times as long: 0.98 to 1.03 of 229 pairs of kernels on an
+H200, with long and short blocks; single ones take 0.73 to 1.22
+(`2026-11-23-generated_chains.md`)."""
 
 FINALISTS = 8
 """Tilings that are priced with all numbers of stages."""
@@ -102,11 +101,11 @@ class Generated(KernelFamily[Chain]):
             yield f"tensor_maps is {plan.tensor_maps}, the {dev.label} has none"
         yield from block_limits(footprint(every[0]), plan, problem)
 
-    def price(self, plan: TilePlan, problem: Problem[Chain]) -> Formula:
+    def price(self, plan: TilePlan, problem: Problem[Chain]) -> Launches:
         """Price each launch; the second begins while the first ends."""
         assert isinstance(plan, GeneratedPlan)
-        foot = footprint(launches(problem.work.graph, plan)[0])
-        return Formula(foot, partial(_predict, plan, problem))
+        every = launches(problem.work.graph, plan)
+        return Launches(problem.dev, footprint(every[0]), partial(_steps, plan, problem))
 
 
 def _bad_launch(plan: GeneratedPlan) -> Iterator[str]:
@@ -117,22 +116,15 @@ def _bad_launch(plan: GeneratedPlan) -> Iterator[str]:
         yield f"num_stages is {plan.num_stages}; at most {MOST_STAGES}"
 
 
-def _predict(plan: GeneratedPlan, problem: Problem[Chain], size: Size) -> Prediction:
+def _steps(plan: GeneratedPlan, problem: Problem[Chain], size: Size) -> Iterator[Step]:
+    """Yield the launches of a plan."""
     work, dev = problem.work, problem.dev
-    every, sizes = launches(work.graph, plan), tuple(sizes_of(work, size).items())
-    parts = [price(every[0], loop_sizes(every[0].graph, sizes), dev, True)]
-    parts += [_merging_price(launched, sizes, dev) for launched in every[1:]]
-    if plan.tensor_maps:
-        parts[0] = replace(parts[0], seconds=MAPS * parts[0].seconds)
-    return in_a_row(parts)
-
-
-@lru_cache(maxsize=1024)
-def _merging_price(
-    launched: Launched, sizes: tuple[tuple[str, int], ...], dev: DeviceSpec
-) -> Prediction:
-    """Price a launch that merges sums, which many plans have in common."""
-    return price(launched, loop_sizes(launched.graph, sizes), dev, False)
+    sizes = tuple(sizes_of(work, size).items())
+    for number, launched in enumerate(launches(work.graph, plan)):
+        step = step_of(launched, loop_sizes(launched.graph, sizes), dev, number == 0)
+        if plan.tensor_maps and number == 0:
+            step = replace(step, block_s=MAPS * step.block_s, chain_s=MAPS * step.chain_s)
+        yield step
 
 
 @lru_cache(maxsize=256)
@@ -141,7 +133,7 @@ def _cheapest(problem: Problem[Chain], sizes: tuple[Size, ...]) -> tuple[Generat
     family, every = Generated(), list(plans(problem.work.graph))
 
     def seconds(size: Size) -> Callable[[GeneratedPlan], float]:
-        return lambda plan: _predict(plan, problem, size).seconds
+        return lambda plan: family.price(plan, problem).at(size).seconds
 
     def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
         fitting = (p for p in some if not any(family.violations(p, problem)))
