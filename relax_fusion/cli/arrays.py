@@ -23,7 +23,7 @@ _DAMAGES = (
     *(ValueError, EOFError, TypeError, OverflowError, MemoryError, KeyError, RuntimeError),
     *(NotImplementedError, zipfile.BadZipFile, zlib.error),
 )
-"""What NumPy and zipfile raise of a file that is not what its name says."""
+"""The errors that NumPy and zipfile raise for a file that is not what its name says."""
 
 
 def read_inputs(texts: Sequence[str], signature: Signature) -> list[np.ndarray]:

@@ -29,7 +29,7 @@ _LONGEST = 255 - len("..XXXXXXXX.part")
 """A name may have this many bytes, which leave room for the rest of a stage's name."""
 
 _stages: dict[Path, list[Path]] = {}
-"""What is being filled, and the directories that were made for it, from the innermost on."""
+"""The directories made for each path that is being filled, from the innermost on."""
 _last_words: list[Callable[[], None]] = []
 _moving = threading.Lock()
 """This lock is held while a stage and its place are swapped: nobody must be removing their
@@ -261,7 +261,7 @@ def _remove(directory: Path) -> None:
 
 
 _READ = (MANIFEST, REPORT, LIBRARY, PARAMS, TOKENIZER, "config.json")
-"""What compiled directories and models have, beside checkpoints."""
+"""The files that commands read of compiled directories and models, beside checkpoints."""
 
 _CHECKPOINTS = (".safetensors", ".safetensors.index.json")
 

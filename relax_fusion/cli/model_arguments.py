@@ -29,7 +29,7 @@ SRC_HELP = (
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
-"""Where commands are added."""
+"""The type of the object that commands are added to."""
 
 
 def command(

@@ -79,13 +79,13 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     elif padding.words is not None:
         data = x_words(data, padding.words, padding.rows)
     if isinstance(work, GatedFFN):
-        stacked = _stacked(work.layout, work.packed, edges, apart=True)
+        stacked = _stacked(work.layout, work.packed, edges, separate=True)
         _gated(stages, work, (rows, data), padding, stacked)
     else:
         for index, projection in enumerate(work.outputs):
             which = work, projection, index
-            apart = projection.rope is not None or not isinstance(projection.n, int)
-            stacked = _stacked(projection.layout, projection.packed, edges, apart)
+            separate = projection.rope is not None or not isinstance(projection.n, int)
+            stacked = _stacked(projection.layout, projection.packed, edges, separate)
             own = _padding(projection, padding, plan, edges)
             _projection(stages, which, (rows, data), own, stacked)
     func = stages.func()
@@ -96,16 +96,16 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
 
 
 def _stacked(
-    layout: WeightLayout, packed: Packed | None, edges: Edges, apart: bool
+    layout: WeightLayout, packed: Packed | None, edges: Edges, separate: bool
 ) -> WeightLayout | None:
     """Return in which layout a weight is a stage of its own; None if it is read as it lies.
 
-    Tensor cores read what is unpacked along k.  `apart` tells that a tile in shared memory is no
+    Tensor cores read what is unpacked along k.  `separate` tells that a tile in shared memory is no
     box of the weight: it has two parts, or columns beyond the last, whose number is not known.
     """
     if packed is not None and edges != "clamp":
         return "nk" if edges == "none" else layout
-    return layout if edges == "zero" and apart else None
+    return layout if edges == "zero" and separate else None
 
 
 def _padding(projection: Projection, padding: Padding, plan: TilePlan, edges: Edges) -> Padding:

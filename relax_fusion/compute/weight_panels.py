@@ -203,8 +203,8 @@ class WeightPanels(TileWriter):
     def _along(self, step: Step, weight: Access) -> str | None:
         """Return the loop of the sum along which a weight lies, if squares of it can be turned."""
         last = weight.loops[-1]
-        apart = [at for at in weight.at if last in dict(at.terms)]
-        neighbours = apart == [At(((last, 1),))] and weight.at[-1] == apart[0]
+        along = [at for at in weight.at if last in dict(at.terms)]
+        neighbours = along == [At(((last, 1),))] and weight.at[-1] == along[0]
         found = neighbours and last in step.reduced and self._divides(last, self.registers.lanes)
         return last if found else None
 

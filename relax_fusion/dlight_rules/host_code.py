@@ -116,7 +116,7 @@ class SingleThreadRule(SafeRule):
 
 
 def _parts(root: SBlock) -> list[tirx.Stmt]:
-    """Return the statements that can be kernels apart: they share no more than global memory."""
+    """Return the statements that can be separate kernels: they share no more than global memory."""
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     shared = [p for p in parts if _is_global(p)]
     others = [p for p in parts if not _is_global(p)]

@@ -62,8 +62,10 @@ def read_onnx(path: Path) -> ImportedModel:
     try:
         model = onnx.load(path)
     except Exception as err:  # of protobuf and of onnx, with no common class
-        apart = isinstance(err, onnx.checker.ValidationError)  # of data in other files
-        why = "data that it keeps apart is missing" if apart else "it is truncated, or another file"
+        external = isinstance(err, onnx.checker.ValidationError)  # of data in other files
+        why = "it is truncated, or another file"
+        if external:
+            why = "data that it keeps in other files is missing"
         raise ModelFileError(f"{path} cannot be read as ONNX ({reason(err)}); {why}") from err
     if not model.graph.output:
         raise ModelFileError(f"{path} holds no ONNX graph with outputs; it is truncated, or empty")

@@ -20,7 +20,7 @@ LOGIC = {"add": aten.bitwise_or.Tensor, "mul": aten.bitwise_and.Tensor}
 _REDUCED = ("sum", "prod", "cumsum", "cumprod", "mean")
 _JOINED = ("cat", "stack")
 _MASKED = {"where": 0, "masked_fill": 1}
-"""Which operand chooses elements and is no part of the result."""
+"""The operand of each operator that chooses elements and is no part of the result."""
 _AS_THEY_ARE = ("_to_copy", "clone", "copy", "copy_", "isfinite", "isinf", "isnan", "to", "type_as")
 _TENSORS_ONLY = ("div.Tensor_mode", "floor_divide.default")
 

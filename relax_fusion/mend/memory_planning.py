@@ -35,13 +35,13 @@ class PlanMemory:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with the memory of its other functions planned."""
-        apart = {
+        left_out = {
             gvar: func
             for gvar, func in functions_of(mod, relax.Function).items()
             if _misleads_the_planner(func)
         }
-        planned = relax.transform.StaticPlanBlockMemory()(with_functions(mod, {}, without=apart))
-        return with_functions(planned, apart)
+        planned = relax.transform.StaticPlanBlockMemory()(with_functions(mod, {}, without=left_out))
+        return with_functions(planned, left_out)
 
 
 def _misleads_the_planner(func: relax.Function) -> bool:

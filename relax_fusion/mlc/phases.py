@@ -194,7 +194,7 @@ CHOICES = (
 """Arguments of our pipeline that MLC-LLM's lacks."""
 
 _before: dict[str, Any] = {}
-"""What `install` replaced and where: the pipeline, and the method that settles the options."""
+"""The objects that `install` replaced: the pipeline, and the method that settles options."""
 
 
 def install(**choices: Any) -> None:

@@ -76,7 +76,7 @@ class MergedAttention(LlamaAttention):
 class NormedAttention(LlamaAttention):
     """Heads of queries and keys are normalised before they are rotated.
 
-    Projections are apart, which costs no launch: a merged one would have to be cut for the norms.
+    Projections are separate, which costs no launch: a merged one would be cut for the norms.
     """
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:

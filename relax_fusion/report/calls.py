@@ -48,7 +48,7 @@ class Call:
     rest_s : float, optional
         The least that other kernels take; None where nobody counted them.
     unfused_s, floor_s : float, optional
-        What our kernels for the parts of the fused chains take, launched apart, and the least that
+        What our kernels for the parts of fused chains take, launched separately, and the least that
         any kernels could take for these; None where one of them is not known.
     """
 

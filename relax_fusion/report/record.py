@@ -20,7 +20,7 @@ MOST_CHARACTERS = 16_000
 """A record has at most so many characters of one text."""
 
 _MARK = 80
-"""What is told of the rest of a text has at most so many characters."""
+"""The note on the rest of a cut text has at most this many characters."""
 
 MOST_TEXTS = 3
 """A record has at most so many texts of one PrimFunc in one language."""

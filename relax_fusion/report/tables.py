@@ -108,7 +108,7 @@ def fused_table(decisions: Sequence[Decision], every: bool = False) -> Table:
         for cells in ranges if every else _ends(ranges):
             rows.append((*names, *cells))
             names = ("",) * 4
-    title = "Fused (predicted seconds of one call, at the size given; unfused: our kernels apart)"
+    title = "Fused (predicted seconds of a call, at the size given; unfused: our separate kernels)"
     return Table(title, rows)
 
 
@@ -151,7 +151,7 @@ def validation_table(decisions: Sequence[Decision]) -> Table:
     return Table("", rows)
 
 
-def declined_table(decisions: Sequence[Decision], title: str = "Left apart") -> Table:
+def declined_table(decisions: Sequence[Decision], title: str = "Left unfused") -> Table:
     """One row per reason, with how often it was met and where first."""
     keys = [(d.function, d.pattern, d.spelling or "-", str(d.decline)) for d in decisions]
     first = {key: d.where for key, d in reversed(list(zip(keys, decisions, strict=True)))}
@@ -250,7 +250,7 @@ def calls_table(calls: Sequence[Call], every: bool = False) -> Table:
             )
     title = (
         "In all (predicted seconds of one call; unfused: the best kernels of ours for the parts of "
-        "the fused chains, launched apart; TVM's default is not predicted: bench measures it)"
+        "the fused chains, launched separately; TVM's default is not predicted: bench measures it)"
     )
     return Table(title, rows)
 

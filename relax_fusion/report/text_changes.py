@@ -28,7 +28,7 @@ LONGEST_LINE = 400
 cache."""
 
 _END = 60
-"""Of a line that is cut, this many of the kept characters are its last."""
+"""A line that is cut keeps this many characters of its end."""
 
 _DEFINED = re.compile(r"(?:^\s*|\b)([A-Za-z_]\w*): (?:R|T)\.|^\s*([A-Za-z_]\w*) = ")
 _NAME = re.compile(r"(?<![.\"\w])[A-Za-z_]\w*")

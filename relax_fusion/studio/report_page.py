@@ -89,7 +89,7 @@ def _overview(report: Report) -> list[Html]:
     left = len(report.leftovers)
     told = (
         f"{fused} chains fused, by {len({d.kernel for d in report.fused})} kernels; {lost} left "
-        f"apart; {left} operators outside of fused kernels."
+        f"unfused; {left} operators outside of fused kernels."
     )
     tables = [left_out_table(report.left_out), calls_table(report.calls, every=True)]
     tables.append(coverage_table(report.coverage))

@@ -71,7 +71,7 @@ def test_explain_is_narrow_ends_with_sums_and_tells_all_if_asked(capsys):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 120
     assert "22 chains fused, no operators of transformers left to TVM" in text
-    assert "Left apart" not in text  # FuseChains declined what other passes took
+    assert "Left unfused" not in text  # FuseChains declined what other passes took
     sums = [line.split() for line in text.split("In all (")[1].splitlines()]
     found = {row[0]: row for row in sums if row and row[0] in ("prefill", "decode")}
     assert found.keys() == {"prefill", "decode"}

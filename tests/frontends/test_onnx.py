@@ -162,7 +162,7 @@ def test_data_that_is_missing(tmp_path: Path) -> None:
     )
     (tmp_path / "data").unlink()
     with pytest.raises(
-        ModelFileError, match=r"m\.onnx cannot .*data, .*; data that it keeps apart"
+        ModelFileError, match=r"m\.onnx cannot .*data, .*; data that it keeps in other files"
     ):
         read_model(tmp_path / "m.onnx")
 

@@ -137,9 +137,9 @@ class ByteWeights(WordWeights):
         for e, target in enumerate(targets):
             self._permute(target, self.words[4 + e // 2], whole[e % 2], 2)
 
-    def _permute(self, target: tirx.Expr, first: tirx.Expr, picked: int, apart: int) -> None:
+    def _permute(self, target: tirx.Expr, first: tirx.Expr, picked: int, distance: int) -> None:
         """Pick bytes of a word and of one behind it."""
-        second = self.words[int(first.indices[0]) + apart]
+        second = self.words[int(first.indices[0]) + distance]
         T.evaluate(ptx["prmt.b32"](target, first, second, tirx.const(picked, "uint32")))
 
 
