@@ -35,10 +35,7 @@ def kept_roundings(values: Bindings, between: bool) -> set[relax.Var]:
     between : bool
         Whether what a matmul makes and another reads is among them.
     """
-    readers: dict[relax.Var, list[relax.Var]] = {}
-    for var, value in values.items():
-        for read in free_vars(value):
-            readers.setdefault(read, []).append(var)
+    readers = _readers(values)
     found: set[relax.Var] = set()
     for var, value in values.items():
         if is_call(value, "relax.astype") and _narrows(values, value.args[0], dtype_of(var)):
@@ -52,6 +49,15 @@ def kept_roundings(values: Bindings, between: bool) -> set[relax.Var]:
             if any(values[v].args[0] in rows for v in norms):
                 found.add(var)
     return found | set(_intermediates(values)) if between else found
+
+
+def _readers(values: Bindings) -> dict[relax.Var, list[relax.Var]]:
+    """Return which bindings read each variable."""
+    readers: dict[relax.Var, list[relax.Var]] = {}
+    for var, value in values.items():
+        for read in free_vars(value):
+            readers.setdefault(read, []).append(var)
+    return readers
 
 
 def _width(dtype: str) -> float:
@@ -125,36 +131,18 @@ def _is_normalised(values: Bindings, var: relax.Var) -> bool:
 def narrows(view: BlockView, expr: relax.Expr) -> bool:
     """Tell whether `expr` is a cast to a narrower float, of what was not as narrow before."""
     cast = view.call(expr, "relax.astype")
-    source, width = expr, FLOAT_BYTES.get(dtype_of(expr), 0)
-    while cast is not None and width:
-        source = cast.args[0]
-        if FLOAT_BYTES.get(dtype_of(source), 0) <= width:
-            return False
-        cast = view.call(source, *_LOOKED_THROUGH)
-    return source is not expr
+    return cast is not None and _narrows(view.defs, cast.args[0], dtype_of(expr))
 
 
 def refuse_kept_roundings(view: BlockView, covers: Sequence[relax.Var]) -> None:
     """Refuse a chain that keeps in float32 what its graph narrows and widens again."""
-    inside = set(covers)
+    inside = sorted(set(covers), key=view.index.__getitem__)
+    values = {var: view.defs[var] for var in inside}
+    readers = _readers(values)
     for var in covers:
         if not narrows(view, var):
             continue
-        wide = [u.name for u in _inside_behind(view, var, inside) if _widens(view, u, var)]
+        read = _behind(values, readers, var)
+        wide = [v.name for v in read if _is_widening(values, v, dtype_of(var))]
         detail = f"{var.name} is rounded to {dtype_of(var)}, and read as more by {', '.join(wide)}"
         guard(not wide, Reason.DTYPE, detail)
-
-
-def _inside_behind(view: BlockView, var: relax.Var, inside: set[relax.Var]) -> Iterator[relax.Var]:
-    """Yield what reads a variable inside a chain, movements of it looked through."""
-    for user in view.uses(var):
-        if user in inside:
-            yield user
-            moved = isinstance(view.defs[user], relax.Var | relax.Tuple | relax.TupleGetItem)
-            if moved or view.call(user, *ALL_MOVEMENTS) is not None:
-                yield from _inside_behind(view, user, inside)
-
-
-def _widens(view: BlockView, user: relax.Var, var: relax.Var) -> bool:
-    cast = view.call(user, "relax.astype") is not None
-    return cast and FLOAT_BYTES.get(dtype_of(user), 0) > FLOAT_BYTES[dtype_of(var)]
