@@ -17,7 +17,9 @@ from ..support.cases import FILES, Case, cases, outcome, rewrite
 from ..support.chains import assert_numbers, compiled, module
 
 ON_HOPPER = {"target": make_target("h200"), "backend": "triton"}
-OPTIONS = {"FuseAdapters": ON_HOPPER, "FuseMatmulEpilogue.integers": ON_HOPPER}
+OPTIONS = dict.fromkeys(
+    ("FuseAdapters", "FuseChains.refusals", "FuseMatmulEpilogue.integers"), ON_HOPPER
+)
 CASES = [case for file in FILES for case in cases(file).values()]
 
 
