@@ -89,6 +89,7 @@ def outcome(case: Case, **options: object) -> str:
     if not fused:
         tvm.ir.assert_structural_equal(out, mod)
     lines = [f"fused {short(decision.workload)}" for decision in fused]
+    lines += [d.validation for d in fused if d.validation != "checked"]
     lines += [
         f"declined {d.decline.reason.name} at {d.where}: {d.decline.detail}"
         for d in decisions
