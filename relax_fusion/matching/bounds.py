@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 
 from ..tvm_ir import GenericConst
 from .element_values import LARGEST_TABLE, WHOLE_NUMBERS, is_float
-from .operators import MOVEMENTS
+from .operators import MOVEMENTS, OPERATORS
 from .pattern import Definitions
 from .shapes import dtype_of
 
@@ -24,13 +24,9 @@ FAR = -1e30
 """Beside a number below, no digit of a score is left in float32: their sum is that number."""
 ANY: Interval = (-math.inf, math.inf)
 _WITHIN: dict[str, Interval] = {
-    **dict.fromkeys(("tanh", "erf", "sin", "cos"), (-1.0, 1.0)),
-    **dict.fromkeys(("sigmoid", "nn.softmax"), (0.0, 1.0)),
-    **dict.fromkeys(("exp", "sqrt", "square"), (0.0, math.inf)),
-    "zeros": (0.0, 0.0),
-    "zeros_like": (0.0, 0.0),
-    "ones": (1.0, 1.0),
-    "ones_like": (1.0, 1.0),
+    **{name: known.within for name, known in OPERATORS.items() if known.within is not None},
+    **dict.fromkeys(("zeros", "zeros_like"), (0.0, 0.0)),
+    **dict.fromkeys(("ones", "ones_like"), (1.0, 1.0)),
 }
 _POSITIONS: Interval = (-(2.0**44), 2.0**44)
 """No tensor has more elements."""

@@ -63,12 +63,18 @@ class Operator:
         The operator of a block graph that computes it, "" if there is none.
     counts_as : Kind, optional
         The operation that it is by itself, in reports.
+    within : tuple of float, optional
+        Between which numbers all elements of its results are.
     """
 
     family: Family
     numpy: Callable[..., Any] | None = None
     formula: str = ""
     counts_as: Kind | None = None
+    within: tuple[float, float] | None = None
+
+
+_POSITIVE = (0.0, float("inf"))
 
 
 def _sigmoid(x: Any) -> Any:
@@ -101,21 +107,23 @@ OPERATORS: dict[str, Operator] = {
     "mod": Operator("arithmetic", np.fmod),
     "dequantize": Operator("decoding"),
     "negative": Operator("function", np.negative, "minus"),
-    "square": Operator("function", np.square, "square"),
-    "sqrt": Operator("function", np.sqrt, "sqrt"),
+    "square": Operator("function", np.square, "square", within=_POSITIVE),
+    "sqrt": Operator("function", np.sqrt, "sqrt", within=_POSITIVE),
     "rsqrt": Operator("function", FUNCTIONS["rsqrt"], "rsqrt"),
     "log": Operator("function", np.log, "log"),
-    "exp": Operator("function", np.exp, "exp", "activation"),
-    "tanh": Operator("function", np.tanh, "tanh", "activation"),
-    "sigmoid": Operator("function", _sigmoid, "sigmoid", "activation"),
-    "erf": Operator("function", erf, counts_as="activation"),
+    "exp": Operator("function", np.exp, "exp", "activation", _POSITIVE),
+    "tanh": Operator("function", np.tanh, "tanh", "activation", (-1.0, 1.0)),
+    "sigmoid": Operator("function", _sigmoid, "sigmoid", "activation", (0.0, 1.0)),
+    "erf": Operator("function", erf, counts_as="activation", within=(-1.0, 1.0)),
+    "sin": Operator("function", np.sin, within=(-1.0, 1.0)),
+    "cos": Operator("function", np.cos, within=(-1.0, 1.0)),
     "nn.relu": Operator("function", FUNCTIONS["relu"], "relu", "activation"),
     "nn.silu": Operator("function", FUNCTIONS["silu"], "silu", "activation"),
     "nn.gelu": Operator("function", FUNCTIONS["gelu"], "gelu", "activation"),
     "nn.gelu_tanh": Operator("function", FUNCTIONS["gelu_tanh"], "gelu_tanh", "activation"),
     "nn.softplus": Operator("function", None, "softplus", "activation"),
     "nn.leakyrelu": Operator("function", counts_as="activation"),
-    **_plain("function", "abs", "cos", "sin"),
+    "abs": Operator("function", np.abs),
     "round": Operator("rounding", np.rint),
     **_plain("rounding", "floor", "ceil", "sign"),
     **_plain("comparison", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
@@ -138,7 +146,8 @@ OPERATORS: dict[str, Operator] = {
     **_moved("gather", "index_tensor", "gather_elements", "gather_nd"),
     **_moved("reduction", "max", "min", "sum", "mean", "variance"),
     **_counted("norm", "norm", *(f"nn.{n}_norm" for n in ("rms", "layer", "group", "instance"))),
-    **_counted("softmax", "softmax", "nn.softmax", "nn.log_softmax"),
+    "nn.softmax": Operator("softmax", counts_as="softmax", within=(0.0, 1.0)),
+    "nn.log_softmax": Operator("softmax", counts_as="softmax"),
     **_counted("product", "matmul", "matmul", "einsum", "linear"),
     **_counted("product", "attention", *(f"nn.attention{n}" for n in ("", "_bias", "_var_len"))),
     **_counted("product", "convolution", *(f"nn.conv{n}d" for n in (1, 2, 3))),
