@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from ..errors import Reason
 from ..matching.activations import activation
 from ..matching.constants import binary
 from ..matching.epilogue import epilogue
 from ..matching.linear import Linear, linear
-from ..matching.movements import ungrouped
+from ..matching.movements import Cut, cut_of, ungrouped
 from ..matching.norms import normalisation
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
 from ..matching.projections import (
@@ -209,11 +209,11 @@ def _half(view: BlockView, expr: relax.Expr) -> _Half | None:
     inner, covers = ungrouped(view, expr)
     item = view.defs.get(inner)
     if isinstance(item, relax.TupleGetItem):
-        split = view.call(item.tuple_value, "relax.split")
-        if split is None or not _is_halving(split):
+        cut = cut_of(view, inner)
+        if cut is None or not _is_half(cut):
             return None
-        part, covers = int(item.index), (item.tuple_value, inner, *covers)
-        inner, reshapes = ungrouped(view, split.args[0])
+        part, covers = int(cut.start > 0), (item.tuple_value, inner, *covers)
+        inner, reshapes = ungrouped(view, cut.source)
         covers = (*reshapes, *covers)
     bias = None
     for data, other in binary(view, inner, "relax.add"):
@@ -265,12 +265,7 @@ def _is_bias(expr: relax.Expr, lin: Linear) -> bool:
     return shape is not None and len(shape) == 1 and same_shape(shape, (lin.n,))
 
 
-def _is_halving(split: relax.Call) -> bool:
-    """Tell whether a split cuts the last axis into two equal parts."""
-    shape = shape_of(split.args[0])
-    if shape is None or int(split.attrs.axis) % len(shape) != len(shape) - 1:
-        return False
-    sections = split.attrs.indices_or_sections
-    if hasattr(sections, "__len__"):
-        return len(sections) == 1 and same_shape((shape[-1],), (int(sections[0]) * 2,))
-    return int(sections) == 2 and isinstance(shape[-1], tirx.IntImm) and int(shape[-1]) % 2 == 0
+def _is_half(cut: Cut) -> bool:
+    """Tell whether a cut leaves one of two equal parts of the last axis."""
+    last, size = len(shape_of(cut.source) or ()) - 1, cut.stop - cut.start
+    return cut.axis == last and cut.extent == 2 * size and cut.start in (0, size)
