@@ -46,12 +46,15 @@ class Moved:
         return shape_of(self.var) or []
 
     def features(self, axes: slice = slice(None)) -> np.ndarray:
-        """Return the features that it holds, or those at the beginning of the other axes."""
+        """Return the features that it holds, or those at the beginning of the other axes.
+
+        What is repeated is among them as often.
+        """
         places = np.array([self.start])
         for held in self.axes[axes]:
             for run in held if isinstance(held, tuple) else ():
                 places = np.add.outer(places, np.arange(run.size) * run.step).ravel()
-        return np.unique(places)
+        return places
 
 
 def moves(view: BlockView, at: Moved, depth: int = 8) -> Iterator[Moved]:

@@ -154,11 +154,13 @@ def _are_pairs(low: _Part, high: _Part, pairing: Pairing) -> bool:
 
 def _joined(view: Definitions, expr: relax.Expr) -> Iterator[_Joined]:
     """Yield what two parts `expr` is put together of, in the shape that they have without it."""
-    shape, whole = shape_of(expr), view.call(expr, "relax.reshape")
+    whole = view.call(expr, "relax.reshape")
     made = expr if whole is None else whole.args[0]
-    covers = tuple(dict.fromkeys((made, expr)))
-    inner, call = shape_of(made), view.call(made, "relax.concat", "relax.stack")
-    if call is None or not shape or not inner or not isinstance(call.args[0], relax.Tuple):
+    call = view.call(made, "relax.concat", "relax.stack")
+    if call is None or not isinstance(call.args[0], relax.Tuple):
+        return
+    shape, inner, covers = shape_of(expr), shape_of(made), tuple(dict.fromkeys((made, expr)))
+    if not shape or not inner:
         return
     fields = call.args[0].fields
     axis = (0 if call.attrs.axis is None else int(call.attrs.axis)) % len(inner)
