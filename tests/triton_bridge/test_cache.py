@@ -305,3 +305,11 @@ def test_processes_that_write_at_once_never_see_half_an_entry(
     )
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["shared.kernel", "start.kernel"]
+
+
+def test_a_directory_that_nobody_may_write_to_warns(
+    kernel: CompiledKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = KernelCache(Path("/proc/self/nothing"))  # not even root may write there
+    cache.put(KEY, kernel)
+    assert "kernels are not kept" in caplog.text and cache.get(KEY) is None

@@ -67,6 +67,15 @@ def split(x, low, high, BLOCK: tl.constexpr = 128):
     tl.store(high + i, tl.load(x + i) + 1)
 
 
+@triton.jit
+def maybe_add(x, y, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i)
+    if y is not None:
+        value += tl.load(y + i)
+    tl.store(out + i, value)
+
+
 def tensor(*shape: Any, dtype: str = "float32") -> relax.TensorType:
     return relax.TensorType(list(shape), dtype)
 
@@ -380,6 +389,21 @@ def test_a_declared_float_is_one_whatever_its_value() -> None:
         filled(fill_real, 2)
     with pytest.raises(KernelError, match=r"'value' .*the kernel declares fp32"):
         filled(fill_real, 1)
+
+
+def test_none_is_a_constant() -> None:
+    x = params(tensor(128))
+    made = kernel_of(x, (maybe_add, (1,), [x[0], None, OUT], tensor(128)), constexprs=BLOCK)
+    assert made.params == ("*fp32", "*fp32") and dict(made.constants)["y"] == "None"
+
+
+def test_the_target_in_scope() -> None:
+    x = params(tensor(N), tensor(N))
+    builder = relax.BlockBuilder()
+    with make_target("h200"), builder.function("main", x):
+        y = builder.emit(call_tir_extern(add, (N,), [*x, OUT, N], tensor(N), constexprs=BLOCK))
+        builder.emit_func_output(y)
+    assert [k.capability for k in kernels(builder.get()).values()] == [90]
 
 
 def test_a_run_time_parameter_can_be_made_a_constant() -> None:

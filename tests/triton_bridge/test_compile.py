@@ -369,3 +369,28 @@ def test_other_work_begins_when_processes_are_forked(cache: KernelCache, jobs: i
     assert found == [jobs if jobs > 1 else 0]
     try_kernels(several(), cache=cache, jobs=jobs, meanwhile=meanwhile)
     assert found[1:] == [0]  # all are in the cache: it begins all the same
+
+
+def test_clusters() -> None:
+    kernel = one(add_source(num_ctas=2))
+    assert kernel.options.num_ctas == 2
+    assert re.search(r"\.(reqnctapercluster|cluster_dim|explicitcluster)", ptx(kernel)) or (
+        "cluster" in ptx(kernel)
+    )
+
+
+def test_only_what_is_aligned_is_loaded_wide() -> None:
+    text = ptx(one(add_source("fp32", 512, aligned=("x", "n"))))
+    assert len(re.findall(r"ld\.global\.v4\.b32", text)) == 1
+    assert not re.search(r"st\.global\.v", text)
+
+
+def test_what_a_process_refuses_is_refused(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise RuntimeError("no such layout")
+
+    monkeypatch.setattr(triton, "compile", refuse)
+    with pytest.raises(KernelError, match=r"does not compile for sm_.*no such layout"):
+        compile_kernels(several(), cache=cache, jobs=2)

@@ -155,3 +155,14 @@ def test_what_is_added_later_is_embedded_later() -> None:
     launchers = [n for n in defined if n.startswith("launch_add")]
     assert sorted(launchers) == sorted(called) and len(set(called)) == 4
     assert EmbedTritonKernels()(twice).same_as(twice)
+
+
+def test_a_second_time_nothing_changes() -> None:
+    once = EmbedTritonKernels()(adds(64))
+    assert EmbedTritonKernels()(once).same_as(once)
+
+
+def test_with_external_modules_of_the_user() -> None:
+    other = other_module("other")
+    after = through_the_pipeline(adds(64).with_attr("external_mods", [other]))
+    assert len(external(after)) == 2

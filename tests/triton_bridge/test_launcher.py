@@ -602,3 +602,9 @@ def test_a_kernel_that_triton_did_not_compile(
 def test_the_entry_of_another_convention_is_refused(add_kernel: CompiledKernel) -> None:
     with pytest.raises(KernelError, match="calling convention 'cuda'"):
         check_entry(replace(add_kernel, convention="cuda"))
+
+
+@pytest.mark.parametrize("warps", [1, 12, 32])
+def test_threads(add_kernel: CompiledKernel, tmp_path: Path, do: Do, warps: int) -> None:
+    answer = do(build_launcher(replace(add_kernel, num_warps=warps), tmp_path), ADD)
+    assert answer.launches[0]["block"] == [32 * warps, 1, 1]

@@ -240,3 +240,9 @@ def test_every_call_of_one_kernel_launches_it(driver: Path, tmp_path: Path) -> N
     assert [launch["grid"] for launch in launches] == grids
     loads = [line for line in answer["log"] if line["call"] == "cuModuleLoadData"]
     assert len(loads) == 1
+
+
+def test_its_symbols_are_hidden(library: Path) -> None:
+    done = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
+    names = [line.split()[-1] for line in done.stdout.splitlines()]
+    assert not [name for name in names if name.startswith(("launch_", "rf_", "cu"))]

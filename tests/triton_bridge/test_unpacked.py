@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_fusion.estimator import violations
 from relax_fusion.launch.nvrtc import require_nvrtc
 from relax_fusion.workload.reference import evaluate
 
 from ..cuda_kernels import cases
 from ..cuda_kernels.cases import Case, gated, matmul
 from ..cuda_kernels.packed_cases import HALF_GATED, INT8, Q4, Q8, bfloat16, packed, plan
-from ..support.emulated import emulated, needs_compiler
+from ..support.emulated import H200, emulated, needs_compiler
 from ..support.interpreted import Interpreter
 from .fake_driver import Job, Worker, build_driver, build_launcher
 from .test_cuda import arguments, needs_nvrtc, steps
@@ -90,3 +91,9 @@ def test_what_the_driver_sees_of_words(tmp_path: Path) -> None:
     assert [e["dims"] for e in encoded] == [[32, 136], [32, 136], [256, 43]]
     found = [(e["type"], e["swizzle"], e["strides"][0]) for e in encoded]
     assert found == [(2, 2, 128), (2, 2, 128), (6, 3, 512)]
+
+
+def test_only_packed_weights_are_copied() -> None:
+    chosen = replace(cases.plan(16, 64), copied=1)
+    wrong = "copied is 1, but weights are not packed"
+    assert [*violations(chosen, matmul(), H200)] == [wrong]
