@@ -46,7 +46,7 @@ class _Builder(relax.BlockBuilder):
         return super().emit(relax.op.astype(super().emit(expr, name_hint), operands.pop()))
 
 
-class _Importer(ExportedProgramImporter):
+class Importer(ExportedProgramImporter):
     """TVM's importer, but for the dtype of products, and with some operators that it lacks."""
 
     def create_convert_map(self) -> dict[str, Callable[[torch.fx.Node], relax.Expr]]:
@@ -126,7 +126,7 @@ def from_exported_program(
     table = {**torch.export.default_decompositions(), **DECOMPOSED}
     program = program.run_decompositions(table)
     written_out(program.graph_module)
-    return _Importer().from_exported_program(
+    return Importer().from_exported_program(
         program, keep_params_as_input, unwrap_unit_return_tuple, False, None
     )
 
@@ -201,11 +201,11 @@ def _imported(program: torch.export.ExportedProgram) -> ImportedModel:
     count = int(func.attrs["num_input"])
     names = [var.name for var in func.params]
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-    weights = {targets[name]: _array(program.state_dict[targets[name]]) for name in names[count:]}
+    weights = {targets[name]: array_of(program.state_dict[targets[name]]) for name in names[count:]}
     return ImportedModel(mod, signature_of(mod, names[:count], []), weights)
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
+def array_of(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor of any dtype that NumPy knows, by ml_dtypes, as an array."""
     kept = tensor.detach().cpu().contiguous()
     if kept.dtype == torch.bfloat16:

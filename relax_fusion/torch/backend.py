@@ -1,0 +1,232 @@
+"""The backend of ``torch.compile``: from Dynamo's graphs to compiled pieces."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch.fx import GraphModule, Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from tvm.target import Target
+
+from ..entry import build
+from ..errors import RelaxFusionError
+from ..frontends.imported import reason, with_clipped_indices
+from ..frontends.promotion import DECOMPOSED, written_out
+from ..report import Report
+from .fingerprint import fingerprint
+from .graph import import_graph, refusals
+from .library_cache import LibraryCache
+from .options import TorchOptions, options_of
+from .program import Program
+from .record import GraphRecord, PieceRecord
+from .split import split
+
+LOG = logging.getLogger("relax_fusion.torch")
+
+_aten = torch.ops.aten
+_WHOLE = (_aten.silu.default, _aten.gelu.default, _aten.native_layer_norm.default)
+"""Operators that our patterns know as they are."""
+
+
+def relax_fusion(
+    module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured; what ``torch.compile(backend="relax_fusion")`` calls.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The graph.
+    example_inputs : sequence
+        Its arguments: tensors, fake or real, and sizes.
+    **kwargs
+        ``options``, a mapping or `TorchOptions`; ``mode`` is not taken.
+
+    Returns
+    -------
+    callable
+        Takes what the graph takes.
+
+    Raises
+    ------
+    PipelineError
+        If an option is unknown, or has a value that it cannot have.
+    """
+    if kwargs.get("mode") is not None:
+        text = f"backend 'relax_fusion' has no mode {kwargs['mode']!r}; pass options instead"
+        raise RelaxFusionError(text)
+    options = options_of(kwargs.get("options"))
+    if _needs_gradients(example_inputs):
+        warnings.warn(
+            "relax_fusion: a graph needs gradients and runs in PyTorch; call the model within "
+            "torch.no_grad() or torch.inference_mode()",
+            stacklevel=2,
+        )
+        return module.forward
+    compiler = aot_autograd(
+        fw_compiler=lambda graph, inputs: compile_graph(graph, inputs, options),
+        decompositions=_decompositions(),
+        keep_inference_input_mutations=True,
+    )
+    with sdpa_kernel(SDPBackend.MATH):
+        return compiler(module, example_inputs)
+
+
+def _needs_gradients(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
+    )
+
+
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    table = {**torch._decomp.core_aten_decompositions(), **DECOMPOSED}
+    return {op: how for op, how in table.items() if op not in _WHOLE}
+
+
+def compile_graph(
+    module: GraphModule, inputs: Sequence[Any], options: TorchOptions
+) -> Callable[[list[Any]], Any]:
+    """Compile a functional graph of ATen operators.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The graph; it is changed.
+    inputs : sequence
+        Its arguments.
+    options : TorchOptions
+        How it is compiled.
+
+    Returns
+    -------
+    callable
+        Takes the arguments as one list, which it empties.
+
+    Raises
+    ------
+    RelaxFusionError
+        If `options` are strict, and an operator stays in PyTorch.
+    TargetError
+        If the target is for another device than the inputs.
+    """
+    start = time.perf_counter()
+    device = _device_of(inputs)
+    target = options.target_for(device)
+    weights = _static_arguments()
+    written_out(module)
+    key = fingerprint(module, weights, options, str(target))
+    cache = LibraryCache() if options.cache and not options.dryrun else None
+    found = cache.get(key) if cache is not None else None
+    refused = found[0].refusals if found is not None else _refused(module)
+    nodes = {n: refused[n.name] for n in module.graph.nodes if n.name in refused}
+    names, left = split(module, device, nodes, options.min_block_size)
+    _tell(key, names, left, options)
+    if found is None:
+        made = _compiled(module, names, weights, target, options)
+        record = GraphRecord(refused, tuple(each.record for each in made), {})
+        libraries = [each.executable for each in made if each.executable is not None]
+        if cache is not None:
+            cache.put(key, record, libraries)
+    else:
+        record, libraries = found
+    ready = iter(libraries)
+    for name, piece in zip(names, record.pieces, strict=True):
+        if piece is not None and not options.dryrun:
+            _replace(module, name, Program(piece, next(ready), device, module.get_submodule(name)))
+    LOG.info("graph %s is ready after %.1f s", key[:8], time.perf_counter() - start)
+    return _boxed(module)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A piece that was compiled, or not."""
+
+    record: PieceRecord | None
+    executable: Any
+
+
+def _compiled(
+    module: GraphModule, names: list[str], weights: set[int], target: Target, options: TorchOptions
+) -> list[_Made]:
+    """Compile the pieces of a graph; one that fails stays in PyTorch, and a warning names it."""
+    arguments = [node for node in module.graph.nodes if node.op == "placeholder"]
+    fixed = {arguments[n] for n in weights}
+    calls = {str(node.target): node for node in module.graph.nodes if node.op == "call_module"}
+    made = []
+    for name in names:
+        call = calls[name]
+        try:
+            mod, record = import_graph(
+                module.get_submodule(name), lambda n, call=call: call.args[n] in fixed
+            )
+            report = Report()
+            executable = build(with_clipped_indices(mod), target, report=report, **options.pipeline(target))
+            LOG.info("%s: %s", name, _summary(report))
+            made.append(_Made(record, executable))
+        except Exception as err:  # whatever stands in the way, PyTorch can run the piece
+            if options.strict:
+                raise RelaxFusionError(f"{name} cannot be compiled: {reason(err)}") from err
+            LOG.debug("%s cannot be compiled", name, exc_info=True)
+            text = f"relax_fusion: {name} stays in PyTorch, it cannot be compiled: {reason(err)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            made.append(_Made(None, None))
+    return made
+
+
+def _summary(report: Report) -> str:
+    fused = Counter(each.pattern for each in report.fused)
+    return ", ".join(f"{count} x {name}" for name, count in fused.items()) or "nothing was fused"
+
+
+def _refused(module: GraphModule) -> dict[str, str]:
+    return {node.name: why for node, why in refusals(module).items()}
+
+
+def _tell(key: str, names: list[str], left: Mapping[Node, str], options: TorchOptions) -> None:
+    """Log how a graph was cut; where nothing may be left, raise an error."""
+    why = Counter(left.values())
+    LOG.info("graph %s: %d pieces, %d operators stay in PyTorch", key[:8], len(names), len(left))
+    for text, count in why.most_common():
+        LOG.info("  %d x %s", count, text)
+    if options.strict and left:
+        text = "; ".join(f"{count} x {each}" for each, count in why.most_common(5))
+        raise RelaxFusionError(f"strict=True, and {len(left)} operators stay in PyTorch: {text}")
+
+
+def _replace(module: GraphModule, name: str, program: Program) -> None:
+    """Let calls of a submodule call a program."""
+    delattr(module, name)
+    object.__setattr__(module, name, program)
+
+
+def _boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
+    module.recompile()
+
+    def run(args: list[Any]) -> Any:
+        taken = tuple(args)
+        args.clear()
+        return module(*taken)
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # what AOTAutograd asks for
+    return run
+
+
+def _static_arguments() -> set[int]:
+    """Return which arguments are parameters or buffers of the model."""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return set(meta.static_input_indices) if meta is not None else set()
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    devices = [each.device for each in inputs if isinstance(each, torch.Tensor)]
+    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))

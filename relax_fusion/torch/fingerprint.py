@@ -1,0 +1,84 @@
+"""A key of a graph: equal where compiled code is the same."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graph import order_of
+from .options import TorchOptions
+
+_PACKAGES = ("relax-fusion", "apache-tvm", "torch", "triton")
+_NOT_OF_CODE = ("report", "strict", "dryrun", "check", "cache")
+"""Options that compiled code does not depend on."""
+
+
+def fingerprint(module: GraphModule, weights: set[int], options: TorchOptions, target: str) -> str:
+    """Return the key of a graph: 32 hexadecimal digits.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        A graph of ATen operators, whose nodes have their values as ``meta["val"]``.
+    weights : set of int
+        Which arguments are the same tensors in every call.
+    options : TorchOptions
+        How it is compiled.
+    target : str
+        What it is compiled for.
+    """
+    lines = [f"{name} {version(name)}" for name in _PACKAGES]
+    chosen = {k: v for k, v in vars(options).items() if k not in (*_NOT_OF_CODE, "target")}
+    lines += [target, repr(sorted(chosen.items())), repr(sorted(weights))]
+    names = {node: f"%{n}" for n, node in enumerate(module.graph.nodes)}
+    symbols: dict[str, str] = {}
+    for node in module.graph.nodes:
+        shown = torch.fx.map_arg((node.args, node.kwargs), lambda arg: _Name(names[arg]))
+        lines.append(f"{node.op} {_target(module, node)} {shown} {_value(node, symbols)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+class _Name(str):
+    """The number of a node, which shows without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _target(module: GraphModule, node: Node) -> str:
+    if node.op == "placeholder":
+        return ""
+    if node.op == "get_attr":
+        value = getattr(module, str(node.target))
+        numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return hashlib.sha256(numbers.tobytes()).hexdigest()
+    return str(node.target)
+
+
+def _value(node: Node, symbols: dict[str, str]) -> str:
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else [value]
+    return "; ".join(_one(each, symbols) for each in values)
+
+
+def _one(value: Any, symbols: dict[str, str]) -> str:
+    if isinstance(value, torch.Tensor):
+        shape = [_size(size, symbols) for size in value.shape]
+        return f"{value.dtype} {shape} {order_of(value)} {value.device.type}"
+    return _size(value, symbols)
+
+
+def _size(size: Any, symbols: dict[str, str]) -> str:
+    """Return a size by symbols that are numbered as they occur, with the bounds of new ones."""
+    if not isinstance(size, torch.SymInt):
+        return str(size)
+    expr = size.node.expr
+    new = sorted((s for s in expr.free_symbols if str(s) not in symbols), key=str)
+    for symbol in new:
+        bounds = size.node.shape_env.bound_sympy(symbol)
+        symbols[str(symbol)] = f"s{len(symbols)}[{bounds.lower}:{bounds.upper}]"
+    return str(expr.xreplace({s: type(s)(symbols[str(s)], **s.assumptions0) for s in expr.free_symbols}))

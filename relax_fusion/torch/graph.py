@@ -1,0 +1,363 @@
+"""From a graph of ATen operators to a function of Relax.
+
+The importer is the one of `relax_fusion.frontends`.  A graph of `torch.compile` has no program
+around it, sizes that are arguments, and inputs of any strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+from tvm import ir, relax, tirx
+
+from ..canonical.rewriter import LOWER, UPPER
+from ..frontends.imported import reason
+from ..frontends.torch import Importer, array_of
+from .record import PieceRecord, inverse
+
+MAIN = "main"
+"""The name of the function that a piece becomes."""
+
+
+class Refusal(Exception):
+    """An operator, a size or a dtype has no form in Relax; the message says why."""
+
+    @property
+    def why(self) -> str:
+        """The reason."""
+        return str(self)
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a tensor from the slowest to the fastest.
+
+    They are returned in their own order where the elements are not dense.
+    """
+    rank = tensor.dim()
+    identity = tuple(range(rank))
+    if tensor.is_contiguous():
+        return identity
+    hints = [(_hint(s), _hint(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True)]
+    # dimensions of one element have any stride: they stay where they are
+    order = sorted(range(rank), key=lambda d: (-hints[d][0], d) if hints[d][1] != 1 else (0, d))
+    return tuple(order) if tensor.permute(order).is_contiguous() else identity
+
+
+def _hint(size: Any) -> int:
+    """Return a size, or for a symbolic one the size that was met first."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return int(found) if found is not None else 2
+
+
+@dataclass
+class _Sizes:
+    """The symbolic sizes of a graph, by their symbols."""
+
+    known: dict[sympy.Symbol, tirx.Var] = field(default_factory=dict)
+
+    def var(self, symbol: sympy.Symbol) -> tirx.Var:
+        return self.known.setdefault(symbol, tirx.Var(f"s{len(self.known)}", "int64"))
+
+    def expr(self, size: Any) -> Any:
+        """Return a size as an expression of TIR, or as the integer that it is."""
+        if isinstance(size, torch.SymInt):
+            size = size.node.expr
+        return self._of(size) if isinstance(size, sympy.Basic) else int(size)
+
+    def _of(self, expr: sympy.Basic) -> Any:
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if isinstance(expr, sympy.Symbol):
+            return self.var(expr)
+        operands = [self._of(arg) for arg in expr.args]
+        if isinstance(expr, sympy.Add):
+            return sum(operands[1:], operands[0])
+        if isinstance(expr, sympy.Mul):
+            return math.prod(operands[1:], start=operands[0])
+        if isinstance(expr, FloorDiv | CleanDiv):
+            return tirx.floordiv(_int64(operands[0]), _int64(operands[1]))
+        if isinstance(expr, Mod | PythonMod):
+            return tirx.floormod(_int64(operands[0]), _int64(operands[1]))
+        raise Refusal(f"the size {expr} has no form in TIR")
+
+
+def _int64(value: Any) -> tirx.Expr:
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+class Translator(Importer):
+    """Translates the operators of one piece, whose sizes it knows."""
+
+    def __init__(self, sizes: _Sizes):
+        super().__init__()
+        self._sizes = sizes
+
+    def create_convert_map(self) -> dict[str, Callable[[Node], relax.Expr]]:
+        """Return what converts a node; shapes are those that PyTorch found."""
+        known = super().create_convert_map()
+        shaped = ("view", "reshape", "_unsafe_view", "_reshape_copy", "unflatten")
+        return {
+            **known,
+            **{f"{name}.default": self._reshape for name in shaped},
+            "unflatten.int": self._reshape,
+            "expand.default": self._expand,
+            "alias.default": lambda node: self.env[node.args[0]],
+            "detach.default": lambda node: self.env[node.args[0]],
+        }
+
+    def _shape(self, node: Node) -> list[Any]:
+        return [self._sizes.expr(size) for size in node.meta["val"].shape]
+
+    def _reshape(self, node: Node) -> relax.Var:
+        return self._emit(relax.op.reshape(self.env[node.args[0]], self._shape(node)))
+
+    def _expand(self, node: Node) -> relax.Var:
+        return self._emit(relax.op.broadcast_to(self.env[node.args[0]], self._shape(node)))
+
+    def _emit(self, value: relax.Expr) -> relax.Var:
+        assert self.block_builder is not None
+        return self.block_builder.emit(value)
+
+    def translate(self, module: GraphModule, node: Node) -> None:
+        """Translate a node; arguments and sizes are known without.
+
+        Raises
+        ------
+        Refusal
+            If the importer does not take it.
+        """
+        if node.op == "get_attr":
+            self.env[node] = _constant(module, node)
+        elif node.op == "call_function" and not isinstance(node.meta["val"], torch.SymInt):
+            self.env[node] = self._translated(node)
+
+    def _translated(self, node: Node) -> Any:
+        for arg in node.all_input_nodes:
+            if isinstance(value := arg.meta.get("val"), torch.SymInt):
+                self.env[arg] = self._sizes.expr(value)
+        name = getattr(node.target, "__name__", str(node.target))
+        if name not in self.convert_map:
+            raise Refusal(f"TVM's importer does not know {node.target}")
+        try:
+            made = self.convert_map[name](node)
+        except Refusal:
+            raise
+        except Exception as err:  # of TVM's importer, with no common class
+            raise Refusal(f"TVM's importer raises {reason(err)}") from err
+        self._check(node, made)
+        return made
+
+    def _check(self, node: Node, made: Any) -> None:
+        """Refuse what has another dtype or rank than in PyTorch."""
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor) or not isinstance(made, relax.Expr):
+            return
+        want, got = dtype_name(value.dtype), str(getattr(made.ty, "dtype", ""))
+        if got != want:
+            raise Refusal(f"TVM's importer gives {got} in place of {want}")
+        shape = getattr(made.ty, "shape", None)
+        if shape is not None and len(shape) != value.dim():
+            raise Refusal(f"TVM's importer gives {len(shape)} dimensions, not {value.dim()}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return TVM's name of a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def import_graph(
+    module: GraphModule, is_weight: Callable[[int], bool]
+) -> tuple[ir.IRModule, PieceRecord]:
+    """Translate a graph of ATen operators.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        Its nodes have their values, fake, as ``meta["val"]``; casts are written out.
+    is_weight : callable
+        Tells whether the argument of that number is the same tensor in every call.
+
+    Returns
+    -------
+    mod : tvm.IRModule
+        Its function is `MAIN`, and returns a tuple.
+    record : PieceRecord
+        How it is called.
+
+    Raises
+    ------
+    Refusal
+        If an operator, a size or a dtype has no form in Relax.
+    """
+    nodes = list(module.graph.nodes)
+    arguments = [node for node in nodes if node.op == "placeholder"]
+    outputs = _outputs(nodes[-1])
+    tensors = [n for n, node in enumerate(arguments) if is_tensor(node)]
+    weights = [n for n in tensors if is_weight(n)]
+    inputs = [*(n for n in tensors if n not in weights), *weights]
+    values = [arguments[n].meta["val"] for n in inputs]
+
+    sizes = _Sizes()
+    taken = [order_of(value) for value in values]
+    returned = [order_of(node.meta["val"]) for node in outputs]
+    params = [
+        relax.Var(arguments[n].name, _type(value, order, sizes))
+        for n, value, order in zip(inputs, values, taken, strict=True)
+    ]
+    loose, shape = _loose_sizes(arguments, params, sizes)
+    at = len(inputs) - len(weights)
+    signature = [*params[:at], *shape, *params[at:]]
+    attrs = {"num_input": at + len(shape), **_bounds(arguments, sizes)}
+    translator = Translator(sizes)
+    translator.block_builder = relax.BlockBuilder()
+    builder = translator.block_builder
+    with builder.function(MAIN, signature, attrs):
+        with builder.dataflow():
+            for n, var, order in zip(inputs, params, taken, strict=True):
+                translator.env[arguments[n]] = _permuted(builder, var, inverse(order))
+            for node in nodes[:-1]:
+                translator.translate(module, node)
+            made = [translator.env[node] for node in outputs]
+            made = [_permuted(builder, v, order) for v, order in zip(made, returned, strict=True)]
+            result = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(result)
+    same = (n for n, node in enumerate(outputs) if not _depends(node))
+    record = PieceRecord(
+        tuple(inputs), len(weights), loose, tuple(taken), tuple(returned), tuple(same)
+    )
+    return builder.get(), record
+
+
+def refusals(module: GraphModule) -> dict[Node, str]:
+    """Return why TVM's importer does not take operators of a graph, each looked at by itself."""
+    sizes = _Sizes()
+    translator = Translator(sizes)
+    translator.block_builder = relax.BlockBuilder()
+    found = {}
+    builder = translator.block_builder
+    with builder.function(MAIN, []):
+        with builder.dataflow():
+            for node in module.graph.nodes:
+                if node.op == "output":
+                    break
+                try:
+                    translator.translate(module, node)
+                except Refusal as err:
+                    found[node] = err.why
+                if node not in translator.env:
+                    translator.env[node] = _unknown(node, sizes)
+            result = builder.emit_output(relax.Tuple([]))
+        builder.emit_func_output(result)
+    return found
+
+
+def is_tensor(node: Node) -> bool:
+    """Tell whether a node's value is a tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _outputs(node: Node) -> list[Node]:
+    """Return what a graph returns, one or several."""
+    found = node.args[0]
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _constant(module: GraphModule, node: Node) -> relax.Constant:
+    """Return a tensor that is a part of the graph."""
+    found: Any = module
+    for name in str(node.target).split("."):
+        found = getattr(found, name)
+    if not isinstance(found, torch.Tensor):
+        raise Refusal(f"{node.target} is no tensor")
+    return relax.const(array_of(found))
+
+
+def _unknown(node: Node, sizes: _Sizes) -> Any:
+    """Return a variable in the place of a value that could not be translated."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return relax.Var(node.name, _type(value, tuple(range(value.dim())), sizes))
+    if isinstance(value, tuple | list):
+        every = [relax.Var(node.name, _type(v, tuple(range(v.dim())), sizes)) for v in value]
+        return relax.Tuple(every)
+    return None
+
+
+def _type(value: torch.Tensor, order: tuple[int, ...], sizes: _Sizes) -> relax.Type:
+    shape = [sizes.expr(value.shape[axis]) for axis in order]
+    return relax.TensorType(shape, dtype_name(value.dtype))
+
+
+def _permuted(builder: relax.BlockBuilder, value: relax.Expr, axes: tuple[int, ...]) -> relax.Expr:
+    if axes == tuple(range(len(axes))):
+        return value
+    return builder.emit(relax.op.permute_dims(value, list(axes)))
+
+
+def _loose_sizes(
+    arguments: Sequence[Node], params: Sequence[relax.Var], sizes: _Sizes
+) -> tuple[tuple[int, ...], list[relax.Var]]:
+    """Return the sizes that must be passed, as no tensor has them, and the parameter for them."""
+    bound = {dim for var in params for dim in var.ty.shape.values if isinstance(dim, tirx.Var)}
+    found = []
+    for n, node in enumerate(arguments):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.SymInt):
+            continue
+        symbol = value.node.expr
+        if isinstance(symbol, sympy.Symbol) and (var := sizes.var(symbol)) not in bound:
+            found.append((n, var))
+            bound.add(var)
+    if not found:
+        return (), []
+    shape = relax.Var("sizes", relax.ShapeType([var for _, var in found]))
+    return tuple(n for n, _ in found), [shape]
+
+
+def _bounds(arguments: Sequence[Node], sizes: _Sizes) -> dict[str, Any]:
+    """Return the attributes that tell the ranges of symbolic sizes, as far as they are known."""
+    env = next(
+        (
+            size.node.shape_env
+            for node in arguments
+            for size in _sizes_of(node.meta.get("val"))
+            if isinstance(size, torch.SymInt)
+        ),
+        None,
+    )
+    if env is None:
+        return {}
+    lower, upper = {}, {}
+    for symbol, var in sizes.known.items():
+        known = env.bound_sympy(symbol)
+        lower[var.name] = max(int(known.lower), 0)
+        if known.upper.is_Integer and int(known.upper) < 2**31:
+            upper[var.name] = int(known.upper)
+    return {LOWER: lower, **({UPPER: upper} if upper else {})}
+
+
+def _sizes_of(value: Any) -> list[Any]:
+    return list(value.shape) if isinstance(value, torch.Tensor) else [value]
+
+
+def _depends(node: Node) -> bool:
+    """Tell whether a node's value depends on an argument that is a tensor."""
+    seen, todo = set(), [node]
+    while todo:
+        each = todo.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each.op == "placeholder" and is_tensor(each):
+            return True
+        todo += each.all_input_nodes
+    return False

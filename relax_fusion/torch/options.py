@@ -1,0 +1,124 @@
+"""What ``torch.compile(model, backend="relax_fusion", options={...})`` can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import InstanceOf
+from tvm.target import Target
+
+from ..errors import PipelineError, TargetError
+from ..estimator.family import Backend
+from ..hardware.target import host_target, is_cpu, is_cuda, make_target
+from ..validation import Count, check
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """How a model of PyTorch is compiled.
+
+    Parameters
+    ----------
+    target : str or Target, optional
+        A name that `relax_fusion.make_target` knows, or a target; by default the GPU, or the CPU
+        with as many threads as ``torch.get_num_threads()``, that holds the inputs.
+    backend : {"auto", "tir", "triton"}
+        Which families of kernels may be chosen, as of the pipeline.
+    validate : bool
+        Compare every fused kernel with what it replaces, interpreted by NumPy, while compiling.
+    use_cuda_graph : bool
+        On CUDA, replay launches of static shapes as CUDA graphs.
+    allow_tf32 : bool
+        Let tensor cores multiply float32 as tf32.
+    database : str or Path, optional
+        A tuning database, as `relax_fusion.tune` writes it.
+    report : str or Path, optional
+        A file to which the report of every graph is written: what was fused, what stayed in
+        PyTorch, and why.  A later graph of a process is appended.
+    min_block_size : int
+        The fewest operators that a compiled piece has; smaller ones stay in PyTorch.
+    strict : bool
+        Raise an error where an operator would stay in PyTorch, or a piece cannot be compiled.
+    dryrun : bool
+        Compile nothing: log the pieces and what the estimator says, and run in PyTorch.
+    check : bool
+        Run each piece in PyTorch as well, in every call, and warn where results differ.
+    cache : bool
+        Keep compiled pieces on disk, and take them from there.
+    """
+
+    target: str | InstanceOf[Target] | None = None
+    backend: Backend = "auto"
+    validate: bool = False
+    use_cuda_graph: bool = True
+    allow_tf32: bool = False
+    database: str | Path | None = None
+    report: str | Path | None = None
+    min_block_size: Count = 2
+    strict: bool = False
+    dryrun: bool = False
+    check: bool = False
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values that no part could honour."""
+        check(self, PipelineError, "option ")
+
+    def target_for(self, device: torch.device) -> Target:
+        """Return what to compile for.
+
+        Raises
+        ------
+        TargetError
+            If the target is for another kind of device than `device`, or none is known for it.
+        """
+        target = _target_of(device) if self.target is None else make_target(self.target)
+        fits = is_cuda if device.type == "cuda" else is_cpu
+        if not fits(target):
+            raise TargetError(f"the target {target} cannot run where the inputs are: on {device}")
+        return target
+
+    def pipeline(self, target: Target) -> dict[str, Any]:
+        """Return the arguments of the pipeline."""
+        given = {
+            name: getattr(self, name) for name in ("backend", "validate", "allow_tf32", "database")
+        }
+        if is_cuda(target):
+            given |= {"use_cuda_graph": self.use_cuda_graph, "cubins": True}
+        return given
+
+
+def options_of(given: Mapping[str, Any] | TorchOptions | None) -> TorchOptions:
+    """Return options from what a user passed.
+
+    Raises
+    ------
+    PipelineError
+        If a name is unknown, or a value is none that the option can have.
+    """
+    if isinstance(given, TorchOptions):
+        return given
+    known = [each.name for each in fields(TorchOptions)]
+    for name in given or {}:
+        if name not in known:
+            text = f"backend 'relax_fusion' has no option {name!r}; it takes {', '.join(known)}"
+            raise PipelineError(text)
+    return TorchOptions(**(given or {}))
+
+
+def _target_of(device: torch.device) -> Target:
+    if device.type == "cpu":
+        attrs = {str(name): value for name, value in host_target().attrs.items()}
+        return Target({"kind": "llvm", **attrs, "num-cores": torch.get_num_threads()})
+    if device.type != "cuda":
+        raise TargetError(f"the inputs are on {device}; relax_fusion compiles for cpu and cuda")
+    major, minor = torch.cuda.get_device_capability(device)
+    name = torch.cuda.get_device_name(device).lower()
+    for known in ("h200", "h100", "a100", "rtx4090"):
+        if known in name.replace(" ", "").replace("geforce", ""):
+            return make_target(known)
+    return make_target({"kind": "cuda", "arch": f"sm_{major}{minor}{'a' if major == 9 else ''}"})

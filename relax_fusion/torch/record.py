@@ -1,0 +1,65 @@
+"""What is known of a compiled graph beside its code, as data that can be kept in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..validation import Natural
+
+
+@dataclass(frozen=True)
+class PieceRecord:
+    """How a compiled piece is called.
+
+    An order is a permutation of a tensor's dimensions from the slowest to the fastest: permuted so,
+    it is row-major, as compiled code takes and makes it.
+
+    Parameters
+    ----------
+    inputs : tuple of int
+        The arguments that are passed as tensors, in the order of the function's parameters.
+    weights : int
+        How many of them, at the end, are the same tensors in every call.
+    sizes : tuple of int
+        The arguments that are passed, as one shape, in front of the weights: no tensor has them.
+    taken, returned : tuple of tuple of int
+        The orders of the inputs, and of the results.
+    constant : tuple of int
+        The results that depend on no input: compiled code returns the same memory in every call.
+    """
+
+    inputs: tuple[Natural, ...]
+    weights: Natural
+    sizes: tuple[Natural, ...]
+    taken: tuple[tuple[Natural, ...], ...]
+    returned: tuple[tuple[Natural, ...], ...]
+    constant: tuple[Natural, ...]
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """How a graph was cut.
+
+    Parameters
+    ----------
+    refusals : dict
+        Why an operator stays in PyTorch, by the name of its node.
+    pieces : tuple of PieceRecord
+        The compiled pieces, in the order of their calls.
+    failed : dict
+        Why a piece stays in PyTorch, by its number, where it could not be compiled.
+    """
+
+    refusals: dict[str, str]
+    pieces: tuple[PieceRecord | None, ...]
+    failed: dict[str, str]
+
+
+def is_row_major(order: tuple[int, ...]) -> bool:
+    """Tell whether nothing is to be permuted."""
+    return order == tuple(range(len(order)))
+
+
+def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the permutation that undoes `order`."""
+    return tuple(order.index(axis) for axis in range(len(order)))

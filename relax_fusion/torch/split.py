@@ -1,0 +1,120 @@
+"""Which operators of a graph a piece of Relax can take, and how they are cut into pieces."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ..frontends.torch import Importer
+
+DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    }
+)
+"""The dtypes of tensors that a piece takes, makes and returns."""
+
+_KNOWN = frozenset(Importer().convert_map)
+_STATEFUL = ("rand", "dropout", "bernoulli", "multinomial", "empty", "_assert", "item", "_local")
+"""How the names begin of operators that draw numbers, read memory as it is, or end the program."""
+
+
+class _Support(OperatorSupportBase):
+    """Tells what a piece can take, and keeps why it cannot take the others."""
+
+    def __init__(self, device: torch.device, refused: Mapping[Node, str]):
+        self.device = device
+        self.refusals: dict[Node, str] = dict(refused)
+
+    def is_node_supported(self, submodules: Mapping[str, Any], node: Node) -> bool:
+        """Tell whether a piece can take a node."""
+        if node.op != "call_function" or node in self.refusals:
+            return False
+        if isinstance(node.meta.get("val"), torch.SymInt | int | float | bool):
+            return False  # a size: PyTorch computes it faster than a piece could be called
+        why = self._refusal(node)
+        if why:
+            self.refusals[node] = why
+        return not why
+
+    def _refusal(self, node: Node) -> str:
+        if node.target is operator.getitem:
+            return ""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return f"{getattr(target, '__name__', target)} is no operator of ATen"
+        name = target.__name__
+        if target._schema.is_mutable:
+            return f"{target} writes to its arguments"
+        if target.namespace != "aten" or name not in _KNOWN:
+            return f"TVM's importer does not know {target}"
+        if name.startswith(_STATEFUL):
+            return f"{target} depends on more than its arguments"
+        values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+        return next((why for value in values if (why := self._unfit(value))), "")
+
+    def _unfit(self, value: Any) -> str:
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(each, torch.Tensor):
+                continue
+            if each.dtype not in DTYPES:
+                return f"a tensor has the dtype {each.dtype}"
+            if each.layout != torch.strided or each.is_quantized:
+                return f"a tensor has the layout {each.layout}"
+            if each.device.type != self.device.type and each.dim():
+                return f"a tensor is on {each.device}, not on {self.device}"
+        return ""
+
+
+def split(
+    module: GraphModule, device: torch.device, refused: Mapping[Node, str], least: int
+) -> tuple[list[str], dict[Node, str]]:
+    """Replace the operators that pieces can take by calls of submodules.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        A functional graph of ATen operators; it is changed.
+    device : torch.device
+        Where the tensors of pieces are.
+    refused : mapping
+        Nodes that no piece may take, and why.
+    least : int
+        The fewest operators that a piece has.
+
+    Returns
+    -------
+    pieces : list of str
+        The names of the submodules.
+    refusals : dict
+        Why the operators that are left were left.
+    """
+    support = _Support(device, refused)
+    partitioner = CapabilityBasedPartitioner(
+        module, support, allows_single_node_partition=True, skip_horizontal_fusion=False
+    )
+    found = partitioner.propose_partitions()
+    kept = [part for part in found if _work(part.nodes) >= least]
+    for part in found:
+        if part not in kept:
+            why = f"its piece has {_work(part.nodes)} operators, fewer than min_block_size={least}"
+            support.refusals |= dict.fromkeys(_worth_telling(part.nodes), why)
+    before = {name for name, _ in module.named_children()}
+    partitioner.fuse_partitions(kept)
+    return [n for n, _ in module.named_children() if n not in before], support.refusals
+
+
+def _work(nodes: Collection[Node]) -> int:
+    return len(_worth_telling(nodes))
+
+
+def _worth_telling(nodes: Collection[Node]) -> list[Node]:
+    """Return the nodes that are more than a part of a tuple."""
+    return [node for node in nodes if node.target is not operator.getitem]
