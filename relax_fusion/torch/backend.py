@@ -20,8 +20,9 @@ from tvm.target import Target
 from ..entry import build
 from ..errors import RelaxFusionError
 from ..frontends.imported import reason, with_clipped_indices
-from ..frontends.promotion import DECOMPOSED, written_out
+from ..frontends.promotion import written_out
 from ..report import Report
+from .decompositions import decompositions
 from .fingerprint import fingerprint
 from .graph import import_graph, refusals
 from .library_cache import LibraryCache
@@ -29,13 +30,9 @@ from .options import TorchOptions, options_of
 from .program import Program
 from .record import GraphRecord, PieceRecord
 from .split import split
+from .writes import write_in_place
 
 LOG = logging.getLogger("relax_fusion.torch")
-
-_aten = torch.ops.aten
-_WHOLE = (_aten.silu.default, _aten.gelu.default, _aten.native_layer_norm.default)
-"""Operators that our patterns know as they are."""
-
 
 def relax_fusion(
     module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any
@@ -74,7 +71,7 @@ def relax_fusion(
         return module.forward
     compiler = aot_autograd(
         fw_compiler=lambda graph, inputs: compile_graph(graph, inputs, options),
-        decompositions=_decompositions(),
+        decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
     with sdpa_kernel(SDPBackend.MATH):
@@ -85,11 +82,6 @@ def _needs_gradients(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
     )
-
-
-def _decompositions() -> Mapping[Any, Callable[..., Any]]:
-    table = {**torch._decomp.core_aten_decompositions(), **DECOMPOSED}
-    return {op: how for op, how in table.items() if op not in _WHOLE}
 
 
 def compile_graph(
@@ -122,6 +114,7 @@ def compile_graph(
     device = _device_of(inputs)
     target = options.target_for(device)
     weights = _static_arguments()
+    write_in_place(module)
     written_out(module)
     key = fingerprint(module, weights, options, str(target))
     cache = LibraryCache() if options.cache and not options.dryrun else None
@@ -132,7 +125,7 @@ def compile_graph(
     _tell(key, names, left, options)
     if found is None:
         made = _compiled(module, names, weights, target, options)
-        record = GraphRecord(refused, tuple(each.record for each in made), {})
+        record = GraphRecord(refused, tuple(each.record for each in made))
         libraries = [each.executable for each in made if each.executable is not None]
         if cache is not None:
             cache.put(key, record, libraries)

@@ -6,6 +6,7 @@ import hashlib
 from importlib.metadata import version
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule, Node
 
@@ -56,7 +57,9 @@ def _target(module: GraphModule, node: Node) -> str:
         value = getattr(module, str(node.target))
         numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         return hashlib.sha256(numbers.tobytes()).hexdigest()
-    return str(node.target)
+    if isinstance(node.target, str | torch._ops.OpOverload):
+        return str(node.target)
+    return f"{node.target.__module__}.{node.target.__qualname__}"
 
 
 def _value(node: Node, symbols: dict[str, str]) -> str:
@@ -81,4 +84,4 @@ def _size(size: Any, symbols: dict[str, str]) -> str:
     for symbol in new:
         bounds = size.node.shape_env.bound_sympy(symbol)
         symbols[str(symbol)] = f"s{len(symbols)}[{bounds.lower}:{bounds.upper}]"
-    return str(expr.xreplace({s: type(s)(symbols[str(s)], **s.assumptions0) for s in expr.free_symbols}))
+    return str(expr.xreplace({s: sympy.Symbol(symbols[str(s)]) for s in expr.free_symbols}))

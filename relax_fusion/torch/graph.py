@@ -21,6 +21,7 @@ from ..canonical.rewriter import LOWER, UPPER
 from ..frontends.imported import reason
 from ..frontends.torch import Importer, array_of
 from .record import PieceRecord, inverse
+from .writes import chosen_rows, is_fresh, write_call, write_rows
 
 MAIN = "main"
 """The name of the function that a piece becomes."""
@@ -112,6 +113,8 @@ class Translator(Importer):
             "expand.default": self._expand,
             "alias.default": lambda node: self.env[node.args[0]],
             "detach.default": lambda node: self.env[node.args[0]],
+            "index_put.default": self._index_put,
+            write_rows.__name__: self._write,
         }
 
     def _shape(self, node: Node) -> list[Any]:
@@ -122,6 +125,22 @@ class Translator(Importer):
 
     def _expand(self, node: Node) -> relax.Var:
         return self._emit(relax.op.broadcast_to(self.env[node.args[0]], self._shape(node)))
+
+    def _write(self, node: Node) -> relax.Var:
+        cache, axis, rows, values = self.retrieve_args(node)
+        assert self.block_builder is not None
+        return write_call(self.block_builder, cache, axis, rows, values)
+
+    def _index_put(self, node: Node) -> relax.Var:
+        """Write whole rows into a value that nobody else has."""
+        found = chosen_rows(node)
+        cache = self.env[node.args[0]]
+        if found is None or not is_fresh(node.args[0]):
+            return super()._index_put(node)
+        axis, rows = found
+        assert self.block_builder is not None
+        args = (cache, axis, self.env[rows], self.env[node.args[2]])
+        return write_call(self.block_builder, *args)
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         assert self.block_builder is not None
@@ -228,6 +247,8 @@ def import_graph(
                 translator.translate(module, node)
             made = [translator.env[node] for node in outputs]
             made = [_permuted(builder, v, order) for v, order in zip(made, returned, strict=True)]
+            # written in place, whether or not the results depend on it
+            made += [translator.env[node] for node in nodes if node.target is write_rows]
             result = builder.emit_output(relax.Tuple(made))
         builder.emit_func_output(result)
     same = (n for n, node in enumerate(outputs) if not _depends(node))

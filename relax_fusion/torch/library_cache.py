@@ -24,7 +24,7 @@ from ..errors import RelaxFusionError
 from ..files import read_file, write_file
 from ..hardware.target import user_cache_directory
 from ..validation import read
-from .record import GraphRecord
+from .record import GraphRecord, piece_record
 
 _LOG = logging.getLogger("relax_fusion.torch")
 
@@ -46,7 +46,7 @@ class LibraryCache:
         path = self.directory / f"{key}.json"
         try:
             found = json.loads(read_file(path, own=True))
-            record = read(GraphRecord, _tuples(found["record"]), RelaxFusionError, str(path))
+            record = _record(found["record"], str(path))
             return record, [self._load(name, digest) for name, digest in found["libraries"]]
         except FileNotFoundError:
             return None
@@ -84,8 +84,9 @@ class LibraryCache:
         return f"{digest}.so", digest
 
 
-def _tuples(data: Any) -> Any:
-    """Return what JSON holds with tuples in the place of lists."""
-    if isinstance(data, dict):
-        return {name: _tuples(value) for name, value in data.items()}
-    return tuple(map(_tuples, data)) if isinstance(data, list) else data
+def _record(data: Any, where: str) -> GraphRecord:
+    pieces = tuple(
+        None if each is None else piece_record(each, RelaxFusionError, where)
+        for each in data["pieces"]
+    )
+    return read(GraphRecord, {**data, "pieces": pieces}, RelaxFusionError, where)

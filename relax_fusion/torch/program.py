@@ -29,7 +29,7 @@ class Program:
         What `relax_fusion.build` made, loaded.
     device : torch.device
         Where its tensors are.
-    eager : callable
+    eager : callable, optional
         The same in PyTorch: for tensors without elements.
     """
 
@@ -38,7 +38,7 @@ class Program:
         record: PieceRecord,
         library: Any,
         device: torch.device,
-        eager: Callable[..., Any],
+        eager: Callable[..., Any] | None = None,
     ):
         self._record = record
         self._eager = eager
@@ -48,17 +48,30 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """Return what the piece computes, as its module in PyTorch would."""
-        record = self._record
-        tensors = [args[n] for n in record.inputs]
-        if any(tensor.numel() == 0 for tensor in tensors):
+        if self._eager is not None and any(args[n].numel() == 0 for n in self._record.inputs):
             return self._eager(*args)
-        passed = [_passed(t, order) for t, order in zip(tensors, record.taken, strict=True)]
+        results = self.results(args)
+        return results[0] if len(results) == 1 else results
+
+    def results(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """Return all results.
+
+        Raises
+        ------
+        ValueError
+            If a tensor has no elements.
+        """
+        record = self._record
+        passed = [
+            _passed(args[n], order) for n, order in zip(record.inputs, record.taken, strict=True)
+        ]
+        if any(tensor.numel() == 0 for tensor in passed):
+            raise ValueError("a tensor has no elements; compiled code takes none such")
         at = len(passed) - record.weights
         sizes = [tvm_ffi.Shape([args[n] for n in record.sizes])] if record.sizes else []
         with self._lock, torch.no_grad(), self._stream():
             made = self._run(*passed[:at], *sizes, *passed[at:])
-        results = self._returned(made, passed)
-        return results[0] if len(results) == 1 else results
+        return self._returned(made, passed)
 
     def _stream(self) -> AbstractContextManager[Any]:
         if self._device.type != "cuda":
@@ -72,7 +85,8 @@ class Program:
         """Return the results as tensors of their own: views of no argument, constant or result."""
         taken = {tensor.data_ptr() for tensor in passed}
         results = []
-        for n, (value, order) in enumerate(zip(made, self._record.returned, strict=True)):
+        # behind the results are the caches that were written in place
+        for n, (value, order) in enumerate(zip(made, self._record.returned, strict=False)):
             tensor = value if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
             if n in self._record.constant or tensor.data_ptr() in taken:
                 tensor = tensor.clone()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from ..validation import Natural
+from pydantic import InstanceOf
+
+from ..validation import Natural, read
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,23 @@ class GraphRecord:
     refusals : dict
         Why an operator stays in PyTorch, by the name of its node.
     pieces : tuple of PieceRecord
-        The compiled pieces, in the order of their calls.
-    failed : dict
-        Why a piece stays in PyTorch, by its number, where it could not be compiled.
+        The pieces in the order of their calls; None where one could not be compiled.
     """
 
     refusals: dict[str, str]
-    pieces: tuple[PieceRecord | None, ...]
-    failed: dict[str, str]
+    pieces: tuple[InstanceOf[PieceRecord] | None, ...]
+
+
+def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:
+    """Make a record of what a file has of it."""
+    return read(PieceRecord, tuples(data), error, where)
+
+
+def tuples(data: Any) -> Any:
+    """Return what JSON holds with tuples in the place of lists."""
+    if isinstance(data, dict):
+        return {name: tuples(value) for name, value in data.items()}
+    return tuple(map(tuples, data)) if isinstance(data, list) else data
 
 
 def is_row_major(order: tuple[int, ...]) -> bool:

@@ -12,6 +12,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ..frontends.torch import Importer
+from .writes import write_rows
 
 DTYPES = frozenset(
     {
@@ -45,7 +46,7 @@ class _Support(OperatorSupportBase):
         return not why
 
     def _refusal(self, node: Node) -> str:
-        if node.target is operator.getitem:
+        if node.target in (operator.getitem, write_rows):
             return ""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
