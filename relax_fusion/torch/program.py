@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import tvm
 import tvm_ffi
 from tvm import relax
 
@@ -44,7 +43,8 @@ class Program:
         self._eager = eager
         self._device = device
         self._lock = threading.Lock()
-        self._run = relax.VirtualMachine(library, _tvm_device(device))[MAIN]
+        self._tvm_device = tvm_ffi.device(device.type, device.index or 0)
+        self._run = relax.VirtualMachine(library, self._tvm_device)[MAIN]
 
     def __call__(self, *args: Any) -> Any:
         """Return what the piece computes, as its module in PyTorch would."""
@@ -76,10 +76,9 @@ class Program:
     def _stream(self) -> AbstractContextManager[Any]:
         if self._device.type != "cuda":
             return nullcontext()
-        stream: AbstractContextManager[Any] = tvm_ffi.use_torch_stream(
-            torch.cuda.stream(torch.cuda.current_stream(self._device))
-        )
-        return stream
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        context: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(self._tvm_device, stream)
+        return context
 
     def _returned(self, made: Iterable[Any], passed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the results as tensors of their own: views of no argument, constant or result."""
@@ -99,7 +98,3 @@ def _passed(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor as compiled code takes it: row-major, and with nothing left to be done."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return (tensor if is_row_major(order) else tensor.permute(order)).contiguous()
-
-
-def _tvm_device(device: torch.device) -> tvm.runtime.Device:
-    return tvm.cuda(device.index or 0) if device.type == "cuda" else tvm.cpu(0)
