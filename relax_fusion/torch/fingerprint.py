@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -13,7 +15,7 @@ from torch.fx import GraphModule, Node
 from .graph import order_of
 from .options import TorchOptions
 
-_PACKAGES = ("relax-fusion", "apache-tvm", "torch", "triton")
+_PACKAGES = ("apache-tvm", "torch", "triton")
 _NOT_OF_CODE = ("report", "strict", "dryrun", "check", "cache")
 """Options that compiled code does not depend on."""
 
@@ -32,7 +34,7 @@ def fingerprint(module: GraphModule, weights: set[int], options: TorchOptions, t
     target : str
         What it is compiled for.
     """
-    lines = [f"{name} {version(name)}" for name in _PACKAGES]
+    lines = [_own_files(), *(f"{name} {version(name)}" for name in _PACKAGES)]
     chosen = {k: v for k, v in vars(options).items() if k not in (*_NOT_OF_CODE, "target")}
     lines += [target, repr(sorted(chosen.items())), repr(sorted(weights))]
     names = {node: f"%{n}" for n, node in enumerate(module.graph.nodes)}
@@ -41,6 +43,15 @@ def fingerprint(module: GraphModule, weights: set[int], options: TorchOptions, t
         shown = torch.fx.map_arg((node.args, node.kwargs), lambda arg: _Name(names[arg]))
         lines.append(f"{node.op} {_target(module, node)} {shown} {_value(node, symbols)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+@cache
+def _own_files() -> str:
+    """Return what changes when the files of this package do: their names, sizes and times."""
+    root = Path(__file__).parent.parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cu", ".h"))
+    stats = [(str(path.relative_to(root)), path.stat()) for path in files]
+    return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
 class _Name(str):
