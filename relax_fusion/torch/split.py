@@ -98,9 +98,7 @@ def split(
         Why the operators that are left were left.
     """
     support = _Support(device, refused)
-    partitioner = CapabilityBasedPartitioner(
-        module, support, allows_single_node_partition=True, skip_horizontal_fusion=False
-    )
+    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     found = partitioner.propose_partitions()
     kept = [part for part in found if _work(part.nodes) >= least]
     for part in found:
