@@ -31,7 +31,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 class _Builder(relax.BlockBuilder):
-    """Gives results of half precision, or integers, to products of such."""
+    """Gives results of half or double precision, or integers, to products of such."""
 
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
         """Bind a value."""
@@ -39,10 +39,12 @@ class _Builder(relax.BlockBuilder):
             return super().emit(expr, name_hint)
         operands = {dtype_of(arg) for arg in expr.args}
         integers = all(dtype.startswith(("int", "uint")) for dtype in operands)
-        if len(operands) != 1 or not (operands <= {*_HALVES} or integers):
+        if len(operands) != 1 or not (operands <= {*_HALVES, "float64"} or integers):
             return super().emit(expr, name_hint)
         if is_call(expr, "relax.matmul"):
             return super().emit(relax.op.matmul(*expr.args), name_hint)
+        if operands == {"float64"}:
+            return super().emit(expr, name_hint)
         return super().emit(relax.op.astype(super().emit(expr, name_hint), operands.pop()))
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import tvm
@@ -55,21 +55,24 @@ class Interface:
     inputs, outputs : str
         How the other arguments and the results are nested, as PyTorch's JSON of a tree.
     shapes : tuple of tuple
-        The sizes of each input; None for one that may change.
+        The least and the largest size of each dimension of each input; None for no limit.
     dtypes : tuple of str
         The dtype of each input; empty for a number, which is a part of the code.
     mutated : tuple of tuple
         The argument of the graph that takes a result, and the number of that result; the caller
         gets those behind.
+    replay : bool
+        Whether calls are captured as CUDA graphs.
     """
 
     device: str
     held: tuple[str, ...]
     inputs: str
     outputs: str
-    shapes: tuple[tuple[Natural | None, ...], ...]
+    shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
     dtypes: tuple[str, ...]
     mutated: tuple[tuple[Natural, Natural], ...]
+    replay: bool
 
 
 class Compiled:
@@ -106,7 +109,7 @@ class Compiled:
         self._inputs = pytree.treespec_loads(interface.inputs)
         self._outputs = pytree.treespec_loads(interface.outputs)
         module = tvm.runtime.load_module(str(library))
-        self._program = Program(record, module, self._device)
+        self._program = Program(record, module, self._device, replay=interface.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns.
@@ -134,17 +137,16 @@ class Compiled:
         for n, (value, (shape, dtype)) in enumerate(zip(flat, expected, strict=True)):
             if not dtype:
                 continue
-            text = "x".join("?" if size is None else str(size) for size in shape)
-            wanted = f"input {n} must be a tensor of {dtype} {text or 'without dimensions'} on "
-            wanted += str(self._device)
+            sizes = "x".join(_range(*limits) for limits in shape) or "without dimensions"
+            wanted = f"input {n} must be a tensor of {dtype} {sizes} on {self._device}"
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"{wanted}, not {type(value).__name__}")
-            sizes = tuple(value.shape)
-            fits = len(sizes) == len(shape) and all(
-                want is None or want == got for want, got in zip(shape, sizes, strict=True)
+            fits = value.dim() == len(shape) and all(
+                least <= size and (most is None or size <= most)
+                for size, (least, most) in zip(value.shape, shape, strict=True)
             )
             if not fits or str(value.dtype) != f"torch.{dtype}" or value.device != self._device:
-                got = "x".join(map(str, sizes)) or "without dimensions"
+                got = "x".join(map(str, value.shape)) or "without dimensions"
                 raise ValueError(f"{wanted}, not of {value.dtype} {got} on {value.device}")
 
     def save(self, path: str | Path) -> None:
@@ -294,9 +296,10 @@ def _compiled(
         tuple(str(name) for name in held),
         pytree.treespec_dumps(program.call_spec.in_spec),
         pytree.treespec_dumps(program.call_spec.out_spec),
-        tuple(_shape(values[len(held) + n]) for n in range(len(user))),
+        tuple(_limits(values[len(held) + n]) for n in range(len(user))),
         tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
         tuple(mutated),
+        options.use_cuda_graph,
     )
     return Compiled(interface, record, library, {n: tensors[n] for n in held}, report)
 
@@ -309,7 +312,8 @@ def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple
     output = graph.output_node()
     user = []
     with graph.inserting_before(output):
-        for spec, value in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        made = cast("tuple[Any, ...]", output.args[0])
+        for spec, value in zip(program.graph_signature.output_specs, made, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 user.append(value)
                 continue
@@ -331,10 +335,24 @@ def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple
     return mutated
 
 
-def _shape(value: Any) -> tuple[int | None, ...]:
-    if not isinstance(value, torch.Tensor):
-        return ()
-    return tuple(size if isinstance(size, int) else None for size in value.shape)
+def _range(least: int, most: int | None) -> str:
+    """Return the sizes that a dimension can have, as text."""
+    if least == most:
+        return str(least)
+    return f"({least} to {'any' if most is None else most})"
+
+
+def _limits(value: Any) -> tuple[tuple[int, int | None], ...]:
+    """Return the least and the largest size of each dimension of a fake tensor."""
+    found = []
+    for size in value.shape if isinstance(value, torch.Tensor) else ():
+        if isinstance(size, int):
+            found.append((size, size))
+        else:
+            known = size.node.shape_env.bound_sympy(size.node.expr)
+            most = int(known.upper) if known.upper.is_Integer else None
+            found.append((max(int(known.lower), 1), most))
+    return tuple(found)
 
 
 def _dtype(value: Any) -> str:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 from tvm.target import Target
 
-from ..entry import build
+from ..entry import build, partition
 from ..errors import RelaxFusionError
 from ..frontends.imported import reason, with_clipped_indices
 from ..frontends.promotion import written_out
 from ..report import Report
+from .check import Checked
 from .decompositions import decompositions
 from .fingerprint import fingerprint
 from .graph import import_graph, refusals
@@ -30,9 +30,9 @@ from .options import TorchOptions, options_of
 from .program import Program
 from .record import GraphRecord, PieceRecord
 from .split import split
+from .told import LOG, Told
 from .writes import write_in_place
 
-LOG = logging.getLogger("relax_fusion.torch")
 
 def relax_fusion(
     module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any
@@ -70,12 +70,20 @@ def relax_fusion(
         )
         return module.forward
     compiler = aot_autograd(
-        fw_compiler=lambda graph, inputs: compile_graph(graph, inputs, options),
+        fw_compiler=lambda graph, inputs: _without_modes(graph, inputs, options),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
     with sdpa_kernel(SDPBackend.MATH):
         return compiler(module, example_inputs)
+
+
+def _without_modes(
+    module: GraphModule, inputs: Sequence[Any], options: TorchOptions
+) -> Callable[[list[Any]], Any]:
+    """Compile a graph where tensors that are a part of it can be read."""
+    with _disable_current_modes():
+        return compile_graph(module, inputs, options)
 
 
 def _needs_gradients(inputs: Sequence[Any]) -> bool:
@@ -122,20 +130,27 @@ def compile_graph(
     refused = found[0].refusals if found is not None else _refused(module)
     nodes = {n: refused[n.name] for n in module.graph.nodes if n.name in refused}
     names, left = split(module, device, nodes, options.min_block_size)
-    _tell(key, names, left, options)
+    told = Told(key, options)
+    told.pieces(names, left)
     if found is None:
-        made = _compiled(module, names, weights, target, options)
-        record = GraphRecord(refused, tuple(each.record for each in made))
-        libraries = [each.executable for each in made if each.executable is not None]
+        made = [_made(module, name, weights, target, options, told) for name in names]
+        record = GraphRecord(
+            refused, tuple(each.record for each in made), tuple(each.verdict for each in made)
+        )
+        libraries = [each.executable for each in made if each.record is not None]
         if cache is not None:
             cache.put(key, record, libraries)
     else:
         record, libraries = found
+        for verdict in record.verdicts:
+            told.recall(verdict)
     ready = iter(libraries)
     for name, piece in zip(names, record.pieces, strict=True):
-        if piece is not None and not options.dryrun:
-            _replace(module, name, Program(piece, next(ready), device, module.get_submodule(name)))
-    LOG.info("graph %s is ready after %.1f s", key[:8], time.perf_counter() - start)
+        if piece is not None:
+            eager = module.get_submodule(name)
+            program = Program(piece, next(ready), device, eager, replay=options.use_cuda_graph)
+            _replace(module, name, Checked(name, program, eager) if options.check else program)
+    told.ready(time.perf_counter() - start, cached=found is not None)
     return _boxed(module)
 
 
@@ -143,59 +158,47 @@ def compile_graph(
 class _Made:
     """A piece that was compiled, or not."""
 
-    record: PieceRecord | None
-    executable: Any
+    verdict: str
+    record: PieceRecord | None = None
+    executable: Any = None
 
 
-def _compiled(
-    module: GraphModule, names: list[str], weights: set[int], target: Target, options: TorchOptions
-) -> list[_Made]:
-    """Compile the pieces of a graph; one that fails stays in PyTorch, and a warning names it."""
+def _made(
+    module: GraphModule,
+    name: str,
+    weights: set[int],
+    target: Target,
+    options: TorchOptions,
+    told: Told,
+) -> _Made:
+    """Compile a piece of a graph; where that fails it stays in PyTorch, and a warning names it."""
     arguments = [node for node in module.graph.nodes if node.op == "placeholder"]
+    (call,) = module.graph.find_nodes(op="call_module", target=name)
     fixed = {arguments[n] for n in weights}
-    calls = {str(node.target): node for node in module.graph.nodes if node.op == "call_module"}
-    made = []
-    for name in names:
-        call = calls[name]
-        try:
-            mod, record = import_graph(
-                module.get_submodule(name), lambda n, call=call: call.args[n] in fixed
-            )
-            report = Report()
-            executable = build(with_clipped_indices(mod), target, report=report, **options.pipeline(target))
-            LOG.info("%s: %s", name, _summary(report))
-            made.append(_Made(record, executable))
-        except Exception as err:  # whatever stands in the way, PyTorch can run the piece
-            if options.strict:
-                raise RelaxFusionError(f"{name} cannot be compiled: {reason(err)}") from err
-            LOG.debug("%s cannot be compiled", name, exc_info=True)
-            text = f"relax_fusion: {name} stays in PyTorch, it cannot be compiled: {reason(err)}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-            made.append(_Made(None, None))
-    return made
-
-
-def _summary(report: Report) -> str:
-    fused = Counter(each.pattern for each in report.fused)
-    return ", ".join(f"{count} x {name}" for name, count in fused.items()) or "nothing was fused"
+    report = Report()
+    try:
+        piece = cast("GraphModule", module.get_submodule(name))
+        mod, record = import_graph(piece, lambda n: call.args[n] in fixed)
+        mod = with_clipped_indices(mod)
+        if options.dryrun:
+            partition(mod, target, report=report, **options.pipeline(target))
+            return _Made(told.verdict(name, report))
+        executable = build(mod, target, report=report, **options.pipeline(target))
+    except Exception as err:  # whatever stands in the way, PyTorch can run the piece
+        if options.strict:
+            raise RelaxFusionError(f"{name} cannot be compiled: {reason(err)}") from err
+        LOG.debug("%s cannot be compiled", name, exc_info=True)
+        text = f"relax_fusion: {name} stays in PyTorch, it cannot be compiled: {reason(err)}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return _Made(told.recall(f"  {name}: stays in PyTorch: {reason(err)}\n"))
+    return _Made(told.verdict(name, report), record, executable)
 
 
 def _refused(module: GraphModule) -> dict[str, str]:
     return {node.name: why for node, why in refusals(module).items()}
 
 
-def _tell(key: str, names: list[str], left: Mapping[Node, str], options: TorchOptions) -> None:
-    """Log how a graph was cut; where nothing may be left, raise an error."""
-    why = Counter(left.values())
-    LOG.info("graph %s: %d pieces, %d operators stay in PyTorch", key[:8], len(names), len(left))
-    for text, count in why.most_common():
-        LOG.info("  %d x %s", count, text)
-    if options.strict and left:
-        text = "; ".join(f"{count} x {each}" for each, count in why.most_common(5))
-        raise RelaxFusionError(f"strict=True, and {len(left)} operators stay in PyTorch: {text}")
-
-
-def _replace(module: GraphModule, name: str, program: Program) -> None:
+def _replace(module: GraphModule, name: str, program: Callable[..., Any]) -> None:
     """Let calls of a submodule call a program."""
     delattr(module, name)
     object.__setattr__(module, name, program)
@@ -222,4 +225,6 @@ def _static_arguments() -> set[int]:
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:
     devices = [each.device for each in inputs if isinstance(each, torch.Tensor)]
-    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
+    return next(
+        (d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu")
+    )

@@ -16,7 +16,7 @@ from .graph import order_of
 from .options import TorchOptions
 
 _PACKAGES = ("apache-tvm", "torch", "triton")
-_NOT_OF_CODE = ("report", "strict", "dryrun", "check", "cache")
+_NOT_OF_CODE = ("report", "strict", "dryrun", "check", "cache", "use_cuda_graph")
 """Options that compiled code does not depend on."""
 
 

@@ -21,7 +21,7 @@ from ..canonical.rewriter import LOWER, UPPER
 from ..frontends.imported import reason
 from ..frontends.torch import Importer, array_of
 from .record import PieceRecord, inverse
-from .writes import chosen_rows, is_fresh, write_call, write_rows
+from .writes import chosen_rows, write_call, write_rows
 
 MAIN = "main"
 """The name of the function that a piece becomes."""
@@ -129,18 +129,17 @@ class Translator(Importer):
     def _write(self, node: Node) -> relax.Var:
         cache, axis, rows, values = self.retrieve_args(node)
         assert self.block_builder is not None
-        return write_call(self.block_builder, cache, axis, rows, values)
+        return write_call(self.block_builder, cache, axis, rows, values, in_place=True)
 
     def _index_put(self, node: Node) -> relax.Var:
-        """Write whole rows into a value that nobody else has."""
         found = chosen_rows(node)
-        cache = self.env[node.args[0]]
-        if found is None or not is_fresh(node.args[0]):
+        if found is None:
             return super()._index_put(node)
         axis, rows = found
+        cache, values = self.env[node.args[0]], self.env[node.args[2]]
         assert self.block_builder is not None
-        args = (cache, axis, self.env[rows], self.env[node.args[2]])
-        return write_call(self.block_builder, *args)
+        args = (cache, axis, self.env[rows], values)
+        return write_call(self.block_builder, *args, in_place=False)
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         assert self.block_builder is not None
@@ -188,6 +187,15 @@ class Translator(Importer):
             raise Refusal(f"TVM's importer gives {len(shape)} dimensions, not {value.dim()}")
 
 
+DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    }
+)
+"""The dtypes of tensors that a piece takes, makes and returns."""
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return TVM's name of a dtype."""
     return str(dtype).removeprefix("torch.")
@@ -221,7 +229,8 @@ def import_graph(
     arguments = [node for node in nodes if node.op == "placeholder"]
     outputs = _outputs(nodes[-1])
     tensors = [n for n, node in enumerate(arguments) if is_tensor(node)]
-    weights = [n for n in tensors if is_weight(n)]
+    caches = {node.args[0] for node in nodes if node.target is write_rows}
+    weights = [n for n in tensors if is_weight(n) and arguments[n] not in caches]
     inputs = [*(n for n in tensors if n not in weights), *weights]
     values = [arguments[n].meta["val"] for n in inputs]
 
@@ -251,9 +260,14 @@ def import_graph(
             made += [translator.env[node] for node in nodes if node.target is write_rows]
             result = builder.emit_output(relax.Tuple(made))
         builder.emit_func_output(result)
-    same = (n for n, node in enumerate(outputs) if not _depends(node))
     record = PieceRecord(
-        tuple(inputs), len(weights), loose, tuple(taken), tuple(returned), tuple(same)
+        tuple(inputs),
+        len(weights),
+        loose,
+        tuple(taken),
+        tuple(returned),
+        tuple(place for place, n in enumerate(inputs) if arguments[n] in caches),
+        tuple(n for n, node in enumerate(outputs) if not _depends(node)),
     )
     return builder.get(), record
 
@@ -288,7 +302,7 @@ def is_tensor(node: Node) -> bool:
 
 def _outputs(node: Node) -> list[Node]:
     """Return what a graph returns, one or several."""
-    found = node.args[0]
+    found: Any = node.args[0]
     return list(found) if isinstance(found, tuple | list) else [found]
 
 
@@ -303,14 +317,15 @@ def _constant(module: GraphModule, node: Node) -> relax.Constant:
 
 
 def _unknown(node: Node, sizes: _Sizes) -> Any:
-    """Return a variable in the place of a value that could not be translated."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
+    """Return a variable in the place of a value that could not be translated; None for others."""
+
+    def one(value: Any) -> relax.Var | None:
+        if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES:
+            return None
         return relax.Var(node.name, _type(value, tuple(range(value.dim())), sizes))
-    if isinstance(value, tuple | list):
-        every = [relax.Var(node.name, _type(v, tuple(range(v.dim())), sizes)) for v in value]
-        return relax.Tuple(every)
-    return None
+
+    value = node.meta.get("val")
+    return [one(each) for each in value] if isinstance(value, tuple | list) else one(value)
 
 
 def _type(value: torch.Tensor, order: tuple[int, ...], sizes: _Sizes) -> relax.Type:

@@ -24,7 +24,7 @@ from ..errors import RelaxFusionError
 from ..files import read_file, write_file
 from ..hardware.target import user_cache_directory
 from ..validation import read
-from .record import GraphRecord, piece_record
+from .record import GraphRecord, piece_record, tuples
 
 _LOG = logging.getLogger("relax_fusion.torch")
 
@@ -42,7 +42,7 @@ class LibraryCache:
         self.directory = directory or user_cache_directory() / "torch"
 
     def get(self, key: str) -> tuple[GraphRecord, list[Any]] | None:
-        """Return a graph's record and its libraries, loaded; None if it is not there, or damaged."""
+        """Return a graph's record and its libraries; None if it is not there, or damaged."""
         path = self.directory / f"{key}.json"
         try:
             found = json.loads(read_file(path, own=True))
@@ -89,4 +89,4 @@ def _record(data: Any, where: str) -> GraphRecord:
         None if each is None else piece_record(each, RelaxFusionError, where)
         for each in data["pieces"]
     )
-    return read(GraphRecord, {**data, "pieces": pieces}, RelaxFusionError, where)
+    return read(GraphRecord, {**tuples(data), "pieces": pieces}, RelaxFusionError, where)

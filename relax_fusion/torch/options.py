@@ -88,7 +88,7 @@ class TorchOptions:
             name: getattr(self, name) for name in ("backend", "validate", "allow_tf32", "database")
         }
         if is_cuda(target):
-            given |= {"use_cuda_graph": self.use_cuda_graph, "cubins": True}
+            given |= {"use_cuda_graph": False, "cubins": True}  # PyTorch captures whole pieces
         return given
 
 

@@ -27,6 +27,8 @@ class PieceRecord:
         The arguments that are passed, as one shape, in front of the weights: no tensor has them.
     taken, returned : tuple of tuple of int
         The orders of the inputs, and of the results.
+    written : tuple of int
+        Which inputs, by their place among them, are caches that are written in place.
     constant : tuple of int
         The results that depend on no input: compiled code returns the same memory in every call.
     """
@@ -36,6 +38,7 @@ class PieceRecord:
     sizes: tuple[Natural, ...]
     taken: tuple[tuple[Natural, ...], ...]
     returned: tuple[tuple[Natural, ...], ...]
+    written: tuple[Natural, ...]
     constant: tuple[Natural, ...]
 
 
@@ -49,10 +52,13 @@ class GraphRecord:
         Why an operator stays in PyTorch, by the name of its node.
     pieces : tuple of PieceRecord
         The pieces in the order of their calls; None where one could not be compiled.
+    verdicts : tuple of str
+        What the report has of each piece.
     """
 
     refusals: dict[str, str]
     pieces: tuple[InstanceOf[PieceRecord] | None, ...]
+    verdicts: tuple[str, ...]
 
 
 def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:

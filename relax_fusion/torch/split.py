@@ -12,15 +12,8 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ..frontends.torch import Importer
+from .graph import DTYPES
 from .writes import write_rows
-
-DTYPES = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    }
-)
-"""The dtypes of tensors that a piece takes, makes and returns."""
 
 _KNOWN = frozenset(Importer().convert_map)
 _STATEFUL = ("rand", "dropout", "bernoulli", "multinomial", "empty", "_assert", "item", "_local")
@@ -36,14 +29,13 @@ class _Support(OperatorSupportBase):
 
     def is_node_supported(self, submodules: Mapping[str, Any], node: Node) -> bool:
         """Tell whether a piece can take a node."""
-        if node.op != "call_function" or node in self.refusals:
+        if node.op != "call_function":
             return False
         if isinstance(node.meta.get("val"), torch.SymInt | int | float | bool):
             return False  # a size: PyTorch computes it faster than a piece could be called
-        why = self._refusal(node)
-        if why:
+        if why := self._refusal(node):
             self.refusals[node] = why
-        return not why
+        return node not in self.refusals
 
     def _refusal(self, node: Node) -> str:
         if node.target in (operator.getitem, write_rows):
@@ -69,7 +61,7 @@ class _Support(OperatorSupportBase):
                 return f"a tensor has the dtype {each.dtype}"
             if each.layout != torch.strided or each.is_quantized:
                 return f"a tensor has the layout {each.layout}"
-            if each.device.type != self.device.type and each.dim():
+            if each.device != self.device:
                 return f"a tensor is on {each.device}, not on {self.device}"
         return ""
 

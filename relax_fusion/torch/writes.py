@@ -7,11 +7,13 @@ nothing else reads the buffer, here the rows alone are written.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from ..tvm_ir import IRBuilder, T
 
@@ -37,7 +39,7 @@ def write_in_place(module: GraphModule) -> None:
     """
     graph = module.graph
     for copy in graph.find_nodes(op="call_function", target=_aten.copy_.default):
-        cache, new = copy.args[0], copy.args[1]
+        cache, new, *_ = cast("tuple[Node, ...]", copy.args)
         if new.args[:1] != (cache,) or cache.op != "placeholder" or set(cache.users) != {new, copy}:
             continue
         found = chosen_rows(new)
@@ -49,77 +51,83 @@ def write_in_place(module: GraphModule) -> None:
 
 
 def chosen_rows(new: Node) -> tuple[int, Node] | None:
-    """Return along which one axis, and where, an ``index_put`` writes whole rows; None if not so."""
+    """Return along which axis, and where, an ``index_put`` writes whole rows; None if not so."""
     if new.target is not _aten.index_put.default:
         return None
-    if len(new.args) > 3 and new.args[3]:
-        return None
-    chosen = [(axis, rows) for axis, rows in enumerate(new.args[1]) if rows is not None]
-    if len(chosen) != 1:
+    cache, indices, values, *accumulate = cast("tuple[Any, ...]", new.args)
+    chosen = [(axis, rows) for axis, rows in enumerate(indices) if rows is not None]
+    if any(accumulate) or len(chosen) != 1:
         return None
     axis, rows = chosen[0]
-    index, values, whole = (node.meta["val"] for node in (rows, new.args[2], new.args[0]))
+    index, written, whole = (node.meta["val"] for node in (rows, values, cache))
     if index.dim() != 1 or index.dtype not in (torch.int64, torch.int32):
         return None
-    shape = list(whole.shape)
-    shape[axis] = index.shape[0]
-    same = values.dim() == len(shape) and all(a is b or a == b for a, b in zip(values.shape, shape))
-    return (axis, rows) if same and values.dtype == whole.dtype else None
-
-
-_FRESH = ("full.default", "zeros.default", "full_like.default", "zeros_like.default")
-
-
-def is_fresh(node: Node) -> bool:
-    """Tell whether a value is memory of its own that one operator reads."""
-    made = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
-    new = made and (node.target.__name__ in _FRESH or chosen_rows(node) is not None)
-    return new and len(node.users) == 1
+    shape = [*whole.shape[:axis], index.shape[0], *whole.shape[axis + 1 :]]
+    same = len(shape) == written.dim() and list(written.shape) == shape
+    return (axis, rows) if same and written.dtype == whole.dtype else None
 
 
 def write_call(
-    builder: relax.BlockBuilder, cache: relax.Expr, axis: int, rows: relax.Expr, values: relax.Expr
+    builder: relax.BlockBuilder,
+    cache: relax.Expr,
+    axis: int,
+    rows: relax.Expr,
+    values: relax.Expr,
+    *,
+    in_place: bool,
 ) -> relax.Var:
-    """Return the cache after rows of it were written in place.
+    """Return a cache with other rows: the cache itself, or a copy.
 
     Rows that the cache does not have are not written; negative ones count from the end.
     """
-    func = _kernel(cache.ty, axis, rows.ty, values.ty)
-    gvar = builder.add_func(func, "write_rows")
+    func = _kernel((cache.ty, rows.ty, values.ty), axis, in_place)
+    gvar = builder.add_func(func, "write_rows" if in_place else "with_rows")
     args = relax.Tuple([cache, rows, values])
-    return builder.emit(relax.op.call_tir_inplace(gvar, args, [0], cache.ty))
+    if in_place:
+        return builder.emit(relax.op.call_tir_inplace(gvar, args, [0], cache.ty))
+    return builder.emit(relax.call_tir(gvar, args, cache.ty))
 
 
-def _kernel(cache: Any, axis: int, rows: Any, values: Any) -> tirx.PrimFunc:
+def _kernel(types: tuple[Any, ...], axis: int, in_place: bool) -> tirx.PrimFunc:
     fresh: dict[tirx.Var, tirx.Var] = {}
 
     def own(size: Any) -> Any:
         """Return a size by variables of the kernel's own."""
         if isinstance(size, tirx.IntImm):
             return int(size.value)
-        if isinstance(size, tirx.Var):
-            return fresh.setdefault(size, tirx.Var(size.name, "int64"))
-        return tirx.Var("size", "int64")
+        key = size if isinstance(size, tirx.Var) else tirx.Var("size", "int64")
+        return fresh.setdefault(key, tirx.Var(key.name, "int64"))
 
+    shapes = [[own(size) for size in ty.shape.values] for ty in types]
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
-        handles = [T.arg(name, T.handle()) for name in ("cache", "rows", "values")]
-        shapes = [[own(size) for size in ty.shape.values] for ty in (cache, rows, values)]
-        types = (cache, rows, values)
-        into, places, given = (
-            T.match_buffer(handle, shape, str(ty.dtype))
-            for handle, shape, ty in zip(handles, shapes, types, strict=True)
+        names = ("cache", "rows", "values")
+        cache, places, values = (
+            T.arg(name, T.buffer(shape, str(ty.dtype)))
+            for name, shape, ty in zip(names, shapes, types, strict=True)
         )
-        with T.grid(*shapes[2]) as loops:
-            loops = list(loops)
-            with T.sblock("write_rows"):
-                at = list(T.axis.remap("S" * len(loops), loops))
-                row = places[at[axis]].astype("int64")
-                size = tirx.const(0, "int64") + shapes[0][axis]
-                row = tirx.Select(row < 0, row + size, row)
-                target = [row if n == axis else v for n, v in enumerate(at)]
-                T.reads([given[tuple(at)], places[at[axis]]])
-                T.writes([into[tuple(target)]])
-                with T.If(tirx.all(row >= 0, row < size)), T.Then():
-                    T.buffer_store(into, given[tuple(at)], target)
+        into = cache
+        if not in_place:
+            into = T.arg("copy", T.buffer(shapes[0], str(types[0].dtype)))
+            with _block("copy", shapes[0]) as at:
+                T.buffer_store(into, cache[tuple(at)], at)
+        with _block("write_rows", shapes[2]) as at:
+            row = places[at[axis]].astype("int64")
+            size = tirx.const(0, "int64") + shapes[0][axis]
+            row = tirx.Select(row < 0, row + size, row)
+            target = [row if n == axis else place for n, place in enumerate(at)]
+            T.reads([values[tuple(at)], places[at[axis]]])
+            T.writes([into[tuple(target)]])
+            with T.If(tirx.all(row >= 0, row < size)), T.Then():
+                T.buffer_store(into, values[tuple(at)], target)
     return builder.get()
+
+
+@contextmanager
+def _block(name: str, shape: Sequence[Any]) -> Iterator[list[tirx.Var]]:
+    """Open a block of as many spatial axes as `shape` has."""
+    with T.grid(*shape) as loops:
+        loops = [loops] if isinstance(loops, ir.Var) else list(loops)
+        with T.sblock(name):
+            places = T.axis.remap("S" * len(shape), loops)
+            yield [places] if isinstance(places, ir.Var) else list(places)

@@ -82,8 +82,16 @@ ENCODERS = {
 
 DECODERS = {
     "gpt2": lambda: hf.GPT2LMHeadModel(
-        hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=96, n_positions=64,
-                      bos_token_id=1, eos_token_id=2, pad_token_id=0)
+        hf.GPT2Config(
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            vocab_size=96,
+            n_positions=64,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
     ),
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**_DECODER)),
     "qwen2": lambda: hf.Qwen2ForCausalLM(
@@ -107,8 +115,11 @@ def t5() -> torch.nn.Module:
 
 def whisper() -> torch.nn.Module:
     """Make a small Whisper, of 32 frames."""
-    layers = {f"{half}_{name}": n for half in ("encoder", "decoder")
-              for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))}
+    layers = {
+        f"{half}_{name}": n
+        for half in ("encoder", "decoder")
+        for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
+    }
     ends = {"bos_token_id": 1, "eos_token_id": 2, "max_source_positions": 16}
     more = {"max_target_positions": 64, "num_mel_bins": 8, "suppress_tokens": None}
     return hf.WhisperForConditionalGeneration(

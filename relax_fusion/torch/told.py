@@ -1,0 +1,88 @@
+"""What users are told of a graph: in the log, in a report, or by an error."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch.fx import Node
+
+from ..errors import PipelineError, RelaxFusionError
+from ..report import Report
+from .options import TorchOptions
+
+LOG = logging.getLogger("relax_fusion.torch")
+"""The logger of this package: levels INFO for graphs and pieces, DEBUG for errors behind them."""
+
+
+class Told:
+    """Tells of one graph.
+
+    Parameters
+    ----------
+    key : str
+        The key of the graph.
+    options : TorchOptions
+        Where to tell it.
+    """
+
+    def __init__(self, key: str, options: TorchOptions):
+        self._name = f"graph {key[:8]}"
+        self._options = options
+        self._lines: list[str] = []
+
+    def pieces(self, names: Sequence[str], left: Mapping[Node, str]) -> None:
+        """Tell how a graph was cut.
+
+        Raises
+        ------
+        RelaxFusionError
+            If nothing may be left, and something is.
+        """
+        why = Counter(left.values()).most_common()
+        self._tell(f"{self._name}: {_count(len(names), 'piece')} compiled")
+        if left:
+            self._tell(f"{self._name}: {_count(len(left), 'operator')} left to PyTorch")
+        for each, count in why:
+            self._tell(f"  {count} x {each}")
+        if self._options.strict and left:
+            first = "; ".join(f"{count} x {each}" for each, count in why[:5])
+            many = _count(len(left), "operator")
+            raise RelaxFusionError(f"strict=True, and {many} would be left to PyTorch: {first}")
+
+    def verdict(self, piece: str, report: Report) -> str:
+        """Tell what was fused in a piece, and return what the report has of it."""
+        fused = Counter(each.pattern for each in report.fused)
+        text = ", ".join(f"{count} x {name}" for name, count in fused.items())
+        return self.recall(f"  {piece}: {text or 'nothing was fused'}\n\n{report.text()}\n")
+
+    def recall(self, verdict: str) -> str:
+        """Tell what was told when a piece was compiled."""
+        LOG.info("%s", verdict if self._options.dryrun else verdict.partition("\n")[0])
+        self._lines.append(verdict)
+        return verdict
+
+    def ready(self, seconds: float, *, cached: bool) -> None:
+        """Tell that a graph can be called, and write the report."""
+        how = "taken from the cache" if cached else "compiled"
+        if self._options.dryrun:
+            how = "looked at (dryrun), and will run in PyTorch,"
+        self._tell(f"{self._name}: {how} in {seconds:.1f} s")
+        if self._options.report is not None:
+            path = Path(self._options.report)
+            try:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n".join(self._lines) + "\n")
+            except OSError as err:
+                text = f"option report: {path} cannot be written: {err.strerror or err}"
+                raise PipelineError(text) from err
+
+    def _tell(self, line: str) -> None:
+        LOG.info("%s", line)
+        self._lines.append(line)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,392 @@
+"""``torch.compile(backend="relax_fusion")``: what its users see beside the numbers of models."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import relax_fusion.torch as door  # noqa: E402
+from relax_fusion.errors import PipelineError, TargetError  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="relax_fusion", options={"strict": True, **options})
+
+
+def agree(function, *args, **options):
+    """Call a function in PyTorch and compiled, each with inputs of its own, and compare."""
+    theirs, ours = ([a.clone() if hasattr(a, "clone") else a for a in args] for _ in range(2))
+    with torch.no_grad():
+        expected = function(*theirs)
+        found = compiled(function, **options)(*ours)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(ours, theirs)  # what was written to
+    return found
+
+
+class MLP(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32)
+        self.up = torch.nn.Linear(32, 64)
+        self.down = torch.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def test_it_is_found_by_its_name():
+    assert "relax_fusion" in torch._dynamo.list_backends()
+
+
+def test_a_model_is_one_piece_with_fused_kernels(caplog):
+    caplog.set_level(logging.INFO, "relax_fusion.torch")
+    model, x = MLP().eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    assert "1 piece compiled" in caplog.text
+    assert "FuseGatedFFN" in caplog.text
+
+
+def test_changed_weights_are_seen():
+    model, x = MLP().eval(), torch.randn(4, 32)
+    fast = compiled(model)
+    with torch.no_grad():
+        fast(x)
+        model.up.weight.mul_(2)
+        model.down.weight = torch.nn.Parameter(torch.randn(32, 64))
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def test_two_models_do_not_meet():
+    first, second, x = MLP().eval(), MLP().eval(), torch.randn(4, 32)
+    fast = [compiled(first), compiled(second)]
+    with torch.no_grad():
+        for _ in range(2):
+            for model, other in zip((first, second), fast, strict=True):
+                torch.testing.assert_close(other(x), model(x))
+
+
+def test_another_length_compiles_once_more_and_no_further():
+    calls = []
+
+    def counting(module, inputs, **kwargs):
+        calls.append(inputs)
+        return door.relax_fusion(module, inputs, **kwargs)
+
+    model = MLP().eval()
+    fast = torch.compile(model, backend=counting)
+    with torch.no_grad():
+        for rows in (4, 7, 9, 33, 2):
+            x = torch.randn(rows, 32)
+            torch.testing.assert_close(fast(x), model(x))
+    assert len(calls) == 2
+
+
+def test_a_marked_size_is_dynamic_from_the_first_call():
+    calls = []
+
+    def counting(module, inputs, **kwargs):
+        calls.append(inputs)
+        return door.relax_fusion(module, inputs, **kwargs)
+
+    model, fast = MLP().eval(), None
+    fast = torch.compile(model, backend=counting)
+    with torch.no_grad():
+        for rows in (4, 7):
+            x = torch.randn(rows, 32)
+            torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+            torch.testing.assert_close(fast(x), model(x))
+    assert len(calls) == 1
+
+
+def test_a_size_that_no_tensor_has():
+    def function(x, n: int):
+        return torch.arange(n) + x, x.new_full((n,), 2.0) * n
+
+    fast = torch.compile(function, backend="relax_fusion", dynamic=True)
+    for n in (5, 8):
+        torch.testing.assert_close(fast(torch.ones(1), n), function(torch.ones(1), n))
+
+
+WRITES = {
+    "a row": lambda x, y: (x[1].copy_(y[0]), x.sum())[1],
+    "all": lambda x, y: (x.add_(y), x * 2)[1],
+    "a view of it": lambda x, y: (x.view(-1)[3:9].mul_(3), x.t() + y.t())[1],
+    "twice": lambda x, y: (x.add_(1), x.mul_(y), x.clone())[2],
+    "returned": lambda x, y: x.add_(y),
+    "rows by index": lambda x, y: (x.index_copy_(0, torch.tensor([2, 0]), y[:2]), x @ y.t())[1],
+    "rows by index, read before": lambda x, y: (
+        x.sum(),
+        x.index_copy_(0, torch.tensor([2, 0]), y[:2]),
+    )[0],
+    "columns by index": lambda x, y: (x.index_copy_(1, torch.tensor([5]), y[:, :1]), x + y)[1],
+    "columns from the end": lambda x, y: x.__setitem__((slice(None), torch.tensor([-1])), y[:, :1]),
+    "one element": lambda x, y: x.__setitem__((torch.tensor([1]), torch.tensor([2])), y[0, :1]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_arguments_are_written_where_they_are(name):
+    agree(WRITES[name], torch.randn(4, 6), torch.randn(4, 6), strict=False)
+
+
+def test_rows_of_a_cache_are_written_without_a_copy_of_it():
+    def function(cache, rows, values):
+        cache.index_copy_(2, rows, values)
+        return (cache * 2).sum(-1)
+
+    cache, values = torch.zeros(1, 2, 8, 4), torch.randn(1, 2, 1, 4)
+    address = cache.data_ptr()
+    with torch.no_grad():
+        found = compiled(function)(cache, torch.tensor([3]), values)
+    assert cache.data_ptr() == address
+    torch.testing.assert_close(cache[:, :, 3:4], values)
+    torch.testing.assert_close(found, (cache * 2).sum(-1))
+
+
+def test_a_cache_of_other_strides_is_written():
+    def function(cache, rows, values):
+        cache.index_copy_(1, rows, values)
+        return cache + 1
+
+    whole = torch.zeros(4, 8, 2)
+    strided, theirs = whole.transpose(0, 1)[::2], whole.clone().transpose(0, 1)[::2]
+    args = (torch.tensor([3]), torch.randn(4, 1, 2))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            compiled(function, strict=False)(strided, *args), function(theirs, *args)
+        )
+    torch.testing.assert_close(strided, theirs)
+
+
+RESULTS = {
+    "an argument": lambda x: (x, x + 1),
+    "a view": lambda x: (x.view(-1), x[1:]),
+    "twice the same": lambda x: ((y := x + 1), y),
+    "a copy": lambda x: (x.clone(), x + 0),
+    "a constant": lambda x: (torch.zeros(3), x.sum(), torch.arange(4)),
+    "transposed": lambda x: ((x * 2).t(), (x @ x.t()).t()),
+    "expanded": lambda x: (x + 1)[:, None].expand(-1, 3, -1),
+    "a scalar": lambda x: x.mean(),
+    "bool and int": lambda x: (x > 0, x.argmax(-1), (x > 0).sum()),
+    "promoted": lambda x: (x.half() + x, x.long() + 1.5, x > 1, (x > 0) + (x < 0), x.int() / 2),
+    "nothing": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_those_of_pytorch_and_nobody_elses(name):
+    x = torch.randn(4, 6)
+    fast = compiled(RESULTS[name], strict=False)
+    with torch.no_grad():
+        expected, found = RESULTS[name](x), fast(x)
+        torch.testing.assert_close(found, expected)
+        if isinstance(found, tuple) and name not in ("an argument", "a view", "twice the same"):
+            assert len({each.data_ptr() for each in found}) == len(found)
+            before = x.clone()
+            for each in found:
+                each.zero_()
+            torch.testing.assert_close(x, before)
+            torch.testing.assert_close(fast(x), expected)
+        for got, want in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
+            if want is not None and name != "expanded":
+                assert got.stride() == want.stride()
+
+
+INPUTS = {
+    "transposed": torch.randn(6, 4).t(),
+    "strided": torch.randn(8, 12)[::2, ::2],
+    "offset": torch.randn(30)[3:27].view(4, 6),
+    "expanded": torch.randn(6).expand(4, 6),
+    "no rows": torch.randn(0, 6),
+    "negated": torch.randn(4, 6, dtype=torch.complex64).conj().imag,
+    "float16": torch.randn(4, 6, dtype=torch.float16),
+    "float64": torch.randn(4, 6, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_of_any_strides_and_dtypes(name):
+    def function(x):
+        return torch.softmax(x @ x.t(), -1) @ x
+
+    x = INPUTS[name]
+    with torch.no_grad():
+        found, expected = compiled(function)(x), function(x)
+    few = {"atol": 4e-3, "rtol": 4e-3} if x.dtype == torch.float16 else {}
+    torch.testing.assert_close(found, expected, **few)
+
+
+def test_what_the_importer_does_not_know_stays_in_pytorch(caplog):
+    caplog.set_level(logging.INFO, "relax_fusion.torch")
+
+    def function(x):
+        spectrum = torch.fft.rfft(torch.relu(x @ x))
+        return torch.tanh(spectrum.real * 2) @ x[:5]
+
+    agree(lambda x: function(x)[:, :5], torch.randn(8, 8), strict=False)
+    assert "2 pieces compiled" in caplog.text
+    assert "does not know aten._fft_r2c.default" in caplog.text
+
+
+def test_strict_names_what_stays():
+    with pytest.raises(Exception, match=r"strict=True.*aten\._fft_r2c\.default"):
+        compiled(lambda x: torch.fft.rfft(x).real)(torch.randn(8))
+
+
+def test_min_block_size_leaves_small_pieces():
+    with pytest.raises(Exception, match="fewer than min_block_size=9"):
+        compiled(lambda x: x * 2 + 1, min_block_size=9)(torch.randn(8))
+
+
+def test_a_graph_that_needs_gradients_runs_in_pytorch_and_warns():
+    model, x = MLP(), torch.randn(4, 32)
+    with pytest.warns(UserWarning, match="needs gradients"):
+        compiled(model)(x).sum().backward()
+    expected = model.up.weight.grad.clone()
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close(model.up.weight.grad, expected)
+
+
+def test_autocast_is_respected():
+    model, x = MLP().eval(), torch.randn(4, 32)
+    fast = compiled(model)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        found, expected = fast(x), model(x)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=3e-2, rtol=3e-2)
+
+
+def test_threads_share_a_model():
+    model = MLP().eval()
+    fast, failed = compiled(model), []
+    inputs = [torch.randn(4, 32) for _ in range(8)]
+    with torch.no_grad():
+        fast(inputs[0])
+
+    def work(x):
+        with torch.no_grad():
+            for _ in range(20):
+                if not torch.allclose(fast(x), model(x), atol=1e-5):
+                    failed.append(x)
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"targt": "llvm"}, "has no option 'targt'; it takes target, backend"),
+        ({"min_block_size": 0}, "min_block_size"),
+        ({"backend": "cuda"}, "backend"),
+        ({"strict": "yes"}, "strict"),
+    ],
+)
+def test_a_wrong_option_is_named(options, text):
+    with pytest.raises(PipelineError, match=text):
+        door.options.options_of(options)
+
+
+def test_a_target_of_another_device_is_refused():
+    with pytest.raises(TargetError, match="cannot run where the inputs are: on cpu"):
+        door.TorchOptions(target="h200").target_for(torch.device("cpu"))
+
+
+def test_a_mode_is_refused():
+    with pytest.raises(Exception, match="has no mode 'max-autotune'"):
+        torch.compile(lambda x: x + 1, backend="relax_fusion", mode="max-autotune")(torch.ones(2))
+
+
+def test_dryrun_compiles_nothing_and_tells(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "relax_fusion.torch")
+    monkeypatch.setattr(door.backend, "build", None)
+    model, x = MLP().eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model, dryrun=True)(x), model(x))
+    assert "FuseGatedFFN" in caplog.text and "(dryrun)" in caplog.text
+
+
+def test_check_tells_of_a_difference(monkeypatch):
+    model, x = MLP().eval(), torch.randn(4, 32)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compiled(model, check=True)(x)
+    torch._dynamo.reset()
+    real = door.program.Program.results
+    monkeypatch.setattr(
+        door.program.Program, "results", lambda self, args: [r + 1 for r in real(self, args)]
+    )
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=r"result 0 of fused_0 differs.* by 1"):
+        compiled(model, check=True)(x)
+
+
+def test_a_report_is_written(tmp_path):
+    model, x = MLP().eval(), torch.randn(4, 32)
+    for _ in range(2):  # compiled, and from the cache
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compiled(model, report=str(tmp_path / "report.txt"))(x)
+    text = (tmp_path / "report.txt").read_text()
+    assert text.count("FuseGatedFFN") >= 4 and text.count("from the cache") == 1
+
+
+def test_a_report_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(Exception, match=r"option report: .*missing/r.txt cannot be written"):
+        compiled(lambda x: x @ x + 1, report=str(tmp_path / "missing" / "r.txt"))(torch.ones(2, 2))
+
+
+def test_another_process_takes_graphs_from_the_cache(caplog, monkeypatch):
+    model, x = MLP().eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        compiled(model)(x)
+    torch._dynamo.reset()
+    caplog.set_level(logging.INFO, "relax_fusion.torch")
+    monkeypatch.setattr(door.backend, "build", None)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    assert "taken from the cache" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["so", "json"])
+def test_a_damaged_cache_is_told_and_made_again(tmp_path, caplog, suffix):
+    model, x = MLP().eval(), torch.randn(4, 32)
+    with torch.no_grad():
+        compiled(model)(x)
+    (file,) = (tmp_path / "cache" / "torch").glob(f"*.{suffix}")
+    file.write_bytes(file.read_bytes()[:100])
+    torch._dynamo.reset()
+    caplog.set_level(logging.INFO, "relax_fusion.torch")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    assert "damaged" in caplog.text and "compiled in" in caplog.text
+
+
+def test_what_cannot_be_compiled_stays_in_pytorch_and_is_told(monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(door.backend, "build", fails)
+    model, x = MLP().eval(), torch.randn(4, 32)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="stays in PyTorch.*no such kernel"):
+        torch.testing.assert_close(compiled(model, strict=False)(x), model(x))
