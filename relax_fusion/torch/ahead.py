@@ -285,7 +285,9 @@ def _compiled(
         told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])
         raise RelaxFusionError(f"{len(left)} operators cannot be compiled: {told}")
     changed = {n for n, _ in mutated}
-    mod, record = import_graph(graph, lambda n: n < len(held) and n not in changed)
+    mod, record = import_graph(
+        graph, lambda n: n < len(held) and n not in changed, program.range_constraints
+    )
     report = Report()
     executable = build(with_clipped_indices(mod), target, report=report, **options.pipeline(target))
     directory = tempfile.mkdtemp(prefix="relax_fusion-")
@@ -296,7 +298,7 @@ def _compiled(
         tuple(str(name) for name in held),
         pytree.treespec_dumps(program.call_spec.in_spec),
         pytree.treespec_dumps(program.call_spec.out_spec),
-        tuple(_limits(values[len(held) + n]) for n in range(len(user))),
+        tuple(_limits(values[len(held) + n], program.range_constraints) for n in range(len(user))),
         tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
         tuple(mutated),
         options.use_cuda_graph,
@@ -342,16 +344,17 @@ def _range(least: int, most: int | None) -> str:
     return f"({least} to {'any' if most is None else most})"
 
 
-def _limits(value: Any) -> tuple[tuple[int, int | None], ...]:
+def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | None], ...]:
     """Return the least and the largest size of each dimension of a fake tensor."""
     found = []
     for size in value.shape if isinstance(value, torch.Tensor) else ():
         if isinstance(size, int):
             found.append((size, size))
-        else:
-            known = size.node.shape_env.bound_sympy(size.node.expr)
-            most = int(known.upper) if known.upper.is_Integer else None
-            found.append((max(int(known.lower), 1), most))
+            continue
+        expr = size.node.expr
+        known = ranges[expr] if expr in ranges else size.node.shape_env.bound_sympy(expr)
+        most = int(known.upper) if known.upper.is_Integer else None
+        found.append((max(int(known.lower), 1), most))
     return tuple(found)
 
 

@@ -31,7 +31,7 @@ from .program import Program
 from .record import GraphRecord, PieceRecord
 from .split import split
 from .told import LOG, Told
-from .writes import write_in_place
+from .writes import results_of, write_in_place
 
 
 def relax_fusion(
@@ -148,7 +148,16 @@ def compile_graph(
     for name, piece in zip(names, record.pieces, strict=True):
         if piece is not None:
             eager = module.get_submodule(name)
-            program = Program(piece, next(ready), device, eager, replay=options.use_cuda_graph)
+            copies, used = results_of(module, name, piece.inputs)
+            program = Program(
+                piece,
+                next(ready),
+                device,
+                eager,
+                copies=copies,
+                used=used,
+                replay=options.use_cuda_graph,
+            )
             _replace(module, name, Checked(name, program, eager) if options.check else program)
     told.ready(time.perf_counter() - start, cached=found is not None)
     return _boxed(module)
@@ -207,10 +216,12 @@ def _replace(module: GraphModule, name: str, program: Callable[..., Any]) -> Non
 def _boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
     module.recompile()
 
+    forward = module.forward
+
     def run(args: list[Any]) -> Any:
         taken = tuple(args)
         args.clear()
-        return module(*taken)
+        return forward(*taken)
 
     run._boxed_call = True  # type: ignore[attr-defined]  # what AOTAutograd asks for
     return run

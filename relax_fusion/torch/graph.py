@@ -7,7 +7,7 @@ around it, sizes that are arguments, and inputs of any strides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,7 +202,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def import_graph(
-    module: GraphModule, is_weight: Callable[[int], bool]
+    module: GraphModule,
+    is_weight: Callable[[int], bool],
+    ranges: Mapping[sympy.Symbol, Any] | None = None,
 ) -> tuple[ir.IRModule, PieceRecord]:
     """Translate a graph of ATen operators.
 
@@ -212,6 +214,8 @@ def import_graph(
         Its nodes have their values, fake, as ``meta["val"]``; casts are written out.
     is_weight : callable
         Tells whether the argument of that number is the same tensor in every call.
+    ranges : mapping, optional
+        The ranges of symbolic sizes, where they are others than tracing found.
 
     Returns
     -------
@@ -244,7 +248,7 @@ def import_graph(
     loose, shape = _loose_sizes(arguments, params, sizes)
     at = len(inputs) - len(weights)
     signature = [*params[:at], *shape, *params[at:]]
-    attrs = {"num_input": at + len(shape), **_bounds(arguments, sizes)}
+    attrs = {"num_input": at + len(shape), **_bounds(arguments, sizes, ranges or {})}
     translator = Translator(sizes)
     translator.block_builder = relax.BlockBuilder()
     builder = translator.block_builder
@@ -359,7 +363,9 @@ def _loose_sizes(
     return tuple(n for n, _ in found), [shape]
 
 
-def _bounds(arguments: Sequence[Node], sizes: _Sizes) -> dict[str, Any]:
+def _bounds(
+    arguments: Sequence[Node], sizes: _Sizes, ranges: Mapping[sympy.Symbol, Any]
+) -> dict[str, Any]:
     """Return the attributes that tell the ranges of symbolic sizes, as far as they are known."""
     env = next(
         (
@@ -374,7 +380,7 @@ def _bounds(arguments: Sequence[Node], sizes: _Sizes) -> dict[str, Any]:
         return {}
     lower, upper = {}, {}
     for symbol, var in sizes.known.items():
-        known = env.bound_sympy(symbol)
+        known = ranges.get(symbol) or env.bound_sympy(symbol)
         lower[var.name] = max(int(known.lower), 0)
         if known.upper.is_Integer and int(known.upper) < 2**31:
             upper[var.name] = int(known.upper)

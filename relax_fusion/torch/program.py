@@ -31,6 +31,10 @@ class Program:
         Where its tensors are.
     eager : callable, optional
         The same in PyTorch: for tensors without elements.
+    copies : tuple of tuple
+        Which argument takes which result, by their numbers, behind each call.
+    used : frozenset of int, optional
+        Which results the caller looks at; None for all.
     replay : bool
         Whether calls are captured as CUDA graphs.
     """
@@ -42,28 +46,37 @@ class Program:
         device: torch.device,
         eager: Callable[..., Any] | None = None,
         *,
+        copies: tuple[tuple[int, int], ...] = (),
+        used: frozenset[int] | None = None,
         replay: bool = False,
     ):
         self._record = record
         self._eager = eager
         self._device = device
+        self._copies = copies
+        self._used = frozenset(range(len(record.returned))) if used is None else used
         self._lock = threading.Lock()
         self._tvm_device = tvm_ffi.device(device.type, device.index or 0)
         self._main = relax.VirtualMachine(library, self._tvm_device)[MAIN]
-        self._run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = self._launch
+        self._places = tuple((record.inputs.index(arg), result) for arg, result in copies)
+        self._written = (*record.written, *(place for place, _ in self._places))
+        self._weights = _Weights(record.taken[len(record.inputs) - record.weights :])
+        self._replay = None
         if replay and device.type == "cuda" and not record.sizes:
-            weights = range(len(record.inputs) - record.weights, len(record.inputs))
-            self._run = Replay(self._launch, frozenset([*record.written, *weights]))
+            self._replay = Replay(self._launch, self._written, self._used)
 
     def __call__(self, *args: Any) -> Any:
         """Return what the piece computes, as its module in PyTorch would."""
         if self._eager is not None and any(args[n].numel() == 0 for n in self._record.inputs):
-            return self._eager(*args)
+            found = self._eager(*args)
+            for arg, result in self._copies:
+                args[arg].copy_(found[result] if isinstance(found, tuple | list) else found)
+            return found
         results = self.results(args)
         return results[0] if len(results) == 1 else results
 
-    def results(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """Return all results.
+    def results(self, args: Sequence[Any]) -> Sequence[torch.Tensor | None]:
+        """Return all results; None for one that nobody looks at.
 
         Raises
         ------
@@ -74,11 +87,16 @@ class Program:
         given = [args[n] for n in record.inputs]
         if any(tensor.numel() == 0 for tensor in given):
             raise ValueError("a tensor has no elements; compiled code takes none such")
-        passed = [_passed(t, order) for t, order in zip(given, record.taken, strict=True)]
-        sizes = tuple(int(args[n]) for n in record.sizes)
+        at = len(given) - record.weights
+        pairs = zip(given[:at], record.taken, strict=False)
         with self._lock, torch.no_grad():
-            made = self._launch(passed, sizes) if sizes else self._run(passed)
-            for n in record.written:
+            passed = [_passed(tensor, order) for tensor, order in pairs]
+            passed += self._weights.passed(given[at:])
+            if self._replay is not None:
+                made = self._replay(passed, at, self._weights.version)
+            else:
+                made = self._launch(passed, tuple(int(args[n]) for n in record.sizes))
+            for n in self._written:
                 _write_back(given[n], passed[n], record.taken[n])
         return made
 
@@ -95,13 +113,13 @@ class Program:
         results = []
         # behind the results are the caches that were written in place
         for n, (value, order) in enumerate(zip(made, record.returned, strict=False)):
-            tensor = (
-                value if isinstance(value, torch.Tensor) else torch.utils.dlpack.from_dlpack(value)
-            )
+            tensor = torch.utils.dlpack.from_dlpack(value)
             if n in record.constant or tensor.data_ptr() in taken:
                 tensor = tensor.clone()
             taken.add(tensor.data_ptr())
-            results.append(tensor if is_row_major(order) else tensor.permute(inverse(order)))
+            results.append(_restored(tensor, order))
+        for place, n in self._places:
+            _restored(passed[place], record.taken[place]).copy_(results[n])
         return results
 
     def _stream(self) -> AbstractContextManager[Any]:
@@ -112,13 +130,40 @@ class Program:
         return context
 
 
+class _Weights:
+    """The weights as compiled code takes them, as long as they are the same memory."""
+
+    def __init__(self, orders: Sequence[tuple[int, ...]]):
+        self.version = 0
+        self._orders = orders
+        self._pointers: list[int] = []
+        self._kept: list[torch.Tensor] = []
+
+    def passed(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the weights to pass; `version` is another number where their memory is."""
+        pointers = [tensor.data_ptr() for tensor in given]
+        if pointers != self._pointers or self.version == 0:
+            made = [_passed(t, order) for t, order in zip(given, self._orders, strict=True)]
+            # a copy of a weight does not follow its changes: it is made anew in each call
+            shared = all(t.data_ptr() == at for t, at in zip(made, pointers, strict=True))
+            self._pointers = pointers if shared else []
+            self._kept = made
+            self.version += 1
+        return self._kept
+
+
 def _passed(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor as compiled code takes it: row-major, and with nothing left to be done."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return (tensor if is_row_major(order) else tensor.permute(order)).contiguous()
 
 
+def _restored(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """Return a row-major tensor with its dimensions as PyTorch has them."""
+    return tensor if is_row_major(order) else tensor.permute(inverse(order))
+
+
 def _write_back(given: torch.Tensor, passed: torch.Tensor, order: tuple[int, ...]) -> None:
-    """Copy a cache that was written to where the caller has it, if it was passed as a copy."""
+    """Copy what was written to where the caller has it, if it was passed as a copy."""
     if passed.data_ptr() != given.data_ptr():
-        given.copy_(passed if is_row_major(order) else passed.permute(inverse(order)))
+        given.copy_(_restored(passed, order))

@@ -22,10 +22,10 @@ Run: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, the memory that it reads its inputs from, and the memory of its results."""
+    """A graph, the memory that it reads inputs from, by their place, and that of its results."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: list[torch.Tensor]
+    inputs: dict[int, torch.Tensor]
     results: list[torch.Tensor]
 
 
@@ -39,24 +39,36 @@ class Replay:
     ----------
     run : callable
         Launches the piece.
-    fixed : frozenset of int
-        Which inputs are read or written where they are.
+    written : sequence of int
+        Which inputs are written where they are.
+    used : frozenset of int
+        Which results are returned.
     """
 
-    def __init__(self, run: Run, fixed: frozenset[int]):
+    def __init__(self, run: Run, written: Sequence[int], used: frozenset[int]):
         self._run = run
-        self._fixed = fixed
+        self._written = frozenset(written)
+        self._used = used
         self._seen: dict[tuple[object, ...], _Captured | None] = {}
         self._off = False
 
-    def __call__(self, passed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the results, as tensors of the caller's."""
+    def __call__(
+        self, passed: Sequence[torch.Tensor], variable: int, version: int
+    ) -> Sequence[torch.Tensor | None]:
+        """Return the results, as tensors of the caller's; None for those that nobody uses.
+
+        Parameters
+        ----------
+        passed : sequence of Tensor
+            The inputs, weights last.
+        variable : int
+            How many inputs are no weights.
+        version : int
+            Another number where a weight has other memory.
+        """
         if self._off or torch.cuda.is_current_stream_capturing():
             return self._run(passed)
-        key = tuple(
-            tensor.data_ptr() if n in self._fixed else tuple(tensor.shape)
-            for n, tensor in enumerate(passed)
-        )
+        key = (version, *(self._key(n, passed[n]) for n in range(variable)))
         if key not in self._seen:
             if len(self._seen) < MOST_GRAPHS:
                 self._seen[key] = None
@@ -64,24 +76,31 @@ class Replay:
         captured = self._seen[key]
         if captured is None:
             try:
-                captured = self._seen[key] = self._capture(passed)
+                captured = self._seen[key] = self._capture(passed, variable)
             except RuntimeError as err:  # of the CUDA runtime, by PyTorch or TVM
                 self._off = True
                 _LOG.warning("a piece cannot be captured as a CUDA graph: %s", reason(err))
                 return self._run(passed)
-        for n, (kept, tensor) in enumerate(zip(captured.inputs, passed, strict=True)):
-            if n not in self._fixed:
-                kept.copy_(tensor)
+        for n, kept in captured.inputs.items():
+            kept.copy_(passed[n])
         captured.graph.replay()
-        return [result.clone() for result in captured.results]
+        results = enumerate(captured.results)
+        return [result.clone() if n in self._used else None for n, result in results]
 
-    def _capture(self, passed: Sequence[torch.Tensor]) -> _Captured:
-        inputs = [t if n in self._fixed else t.clone() for n, t in enumerate(passed)]
+    def _key(self, n: int, tensor: torch.Tensor) -> object:
+        return tensor.data_ptr() if n in self._written else tensor.shape
+
+    def _capture(self, passed: Sequence[torch.Tensor], variable: int) -> _Captured:
+        kept = {n: passed[n].clone() for n in range(variable) if n not in self._written}
+        inputs = [kept.get(n, tensor) for n, tensor in enumerate(passed)]
+        before = {n: passed[n].clone() for n in self._written}
         # leaves memory for all that the captured call allocates in TVM's pool
         spare = [self._run(inputs), self._run(inputs)]
         torch.cuda.synchronize()
         spare.clear()
+        for n, value in before.items():
+            passed[n].copy_(value)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = self._run(inputs)
-        return _Captured(graph, inputs, results)
+        return _Captured(graph, kept, results)

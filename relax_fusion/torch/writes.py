@@ -7,6 +7,7 @@ nothing else reads the buffer, here the rows alone are written.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -48,6 +49,37 @@ def write_in_place(module: GraphModule) -> None:
         axis, rows = found
         new.target, new.args, new.kwargs = write_rows, (cache, axis, rows, new.args[2]), {}
         graph.erase_node(copy)
+
+
+def results_of(
+    module: GraphModule, name: str, inputs: Sequence[int]
+) -> tuple[tuple[tuple[int, int], ...], frozenset[int]]:
+    """Return which arguments of a piece take its results, and which results others use.
+
+    The copies are taken out of the graph: the piece makes them, so that they are captured with it.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        Calls the piece; it is changed.
+    name : str
+        The piece.
+    inputs : sequence of int
+        The arguments of the piece that it takes as tensors.
+    """
+    (call,) = module.graph.find_nodes(op="call_module", target=name)
+    several = all(user.target is operator.getitem for user in call.users)
+    values = {int(u.args[1]): u for u in call.users} if several else {0: call}
+    copies = []
+    for n, value in values.items():
+        for copy in [user for user in value.users if user.target is _aten.copy_.default]:
+            into = copy.args[0]
+            if into.op != "placeholder" or set(into.users) != {call, copy} or copy.users:
+                continue
+            if copy.args[1] is value and call.args.index(into) in inputs:
+                copies.append((call.args.index(into), n))
+                module.graph.erase_node(copy)
+    return tuple(copies), frozenset(n for n, value in values.items() if value.users)
 
 
 def chosen_rows(new: Node) -> tuple[int, Node] | None:
