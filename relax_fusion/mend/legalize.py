@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax, te, topi
 
 from ..compute.activations import activate
-from ..tvm_ir import GenericConst
+from ..tvm_ir import GenericConst, structural_equal
 from .attention import legalize_attention
 from .norms import legalize_group_norm, legalize_layer_norm
 
@@ -39,10 +39,53 @@ def _activation(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(formula, call.args[0], primfunc_name_hint=name)
 
 
+MOST_FACTORS = 8
+"""The highest power that is computed as products."""
+
+
+def _power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Compute a power in float32, and whole ones as products.
+
+    TVM has no power of bfloat16, and its CUDA code gives NaN for a power of a negative float16.
+    """
+    base, exponent = call.args
+    dtype = str(call.ty.dtype)
+    number = exponent.value.numpy() if isinstance(exponent, GenericConst) else None
+    whole = number is not None and number.size == 1 and float(number.item()).is_integer()
+    if dtype != "float64" and whole and 1 <= number.item() <= MOST_FACTORS and _same(call, base):
+        return bb.call_te(_products, base, int(number.item()), primfunc_name_hint="power")
+    if dtype not in ("float16", "bfloat16"):
+        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+
+    def power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
+        return topi.cast(topi.power(topi.cast(x, "float32"), topi.cast(y, "float32")), dtype)
+
+    return bb.call_te(power, base, exponent, primfunc_name_hint="power")
+
+
+def _same(call: relax.Call, base: relax.Expr) -> bool:
+    """Tell whether a result has the type of an operand."""
+    return bool(structural_equal(call.ty, base.ty))
+
+
+def _products(x: te.Tensor, exponent: int) -> te.Tensor:
+    """Return ``x ** exponent``, each element by products in float32."""
+
+    def product(*i: Any) -> Any:
+        value = x(*i).astype("float32")
+        found = value
+        for bit in f"{exponent:b}"[1:]:
+            found = found * found * value if bit == "1" else found * found
+        return found.astype(x.dtype)
+
+    return te.compute(x.shape, product, "power")
+
+
 LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("relax.erf", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"), _activation
     ),
+    "relax.power": _power,
     **dict.fromkeys(("relax.nn.attention", "relax.nn.attention_bias"), legalize_attention),
     **dict.fromkeys(("relax.full", "relax.full_like"), legalize_full),
     "relax.nn.group_norm": legalize_group_norm,
