@@ -23,7 +23,7 @@ FLOORS = (
         *("registration", "pipeline", "phases", "options", "entry"),
         *("models", "frontends", "mlc", "tuning", "timing"),
     ),
-    ("cli",),
+    ("cli", "torch"),
     ("studio",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -7,6 +7,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, te, topi
 
 from ..compute.activations import activate
@@ -50,10 +51,10 @@ def _power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """
     base, exponent = call.args
     dtype = str(call.ty.dtype)
-    number = exponent.value.numpy() if isinstance(exponent, GenericConst) else None
-    whole = number is not None and number.size == 1 and float(number.item()).is_integer()
-    if dtype != "float64" and whole and 1 <= number.item() <= MOST_FACTORS and _same(call, base):
-        return bb.call_te(_products, base, int(number.item()), primfunc_name_hint="power")
+    number = exponent.value.numpy() if isinstance(exponent, GenericConst) else np.array([])
+    whole = float(number.item()) if number.size == 1 else 0.0
+    if dtype != "float64" and whole in range(1, MOST_FACTORS + 1) and _same(call, base):
+        return bb.call_te(_products, base, int(whole), primfunc_name_hint="power")
     if dtype not in ("float16", "bfloat16"):
         return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
 

@@ -5,33 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import tvm
 from safetensors.torch import load_file, save_file
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..entry import build
-from ..errors import ModelFileError, PipelineError, RelaxFusionError
+from ..errors import ModelFileError, PipelineError
 from ..files import read_file
-from ..frontends.imported import with_clipped_indices
-from ..frontends.promotion import written_out
 from ..report import Report
-from ..validation import Natural, read
+from ..validation import read
 from .decompositions import decompositions
-from .graph import import_graph, refusals
+from .exported import Interface, compile_program
 from .options import TorchOptions, options_of
 from .program import Program
-from .record import PieceRecord, piece_record, tuples
-from .writes import write_in_place
+from .record import PieceRecord, Uses, piece_record, tuples
 
 _aten = torch.ops.aten
 
@@ -40,39 +35,6 @@ VERSION = 1
 
 MANIFEST, LIBRARY, WEIGHTS = "model.json", "model.so", "weights.safetensors"
 """The names of those files."""
-
-
-@dataclass(frozen=True)
-class Interface:
-    """How a compiled model is called from outside.
-
-    Parameters
-    ----------
-    device : str
-        Where its tensors are.
-    held : tuple of str
-        The names of the weights and buffers that are the first arguments of the graph.
-    inputs, outputs : str
-        How the other arguments and the results are nested, as PyTorch's JSON of a tree.
-    shapes : tuple of tuple
-        The least and the largest size of each dimension of each input; None for no limit.
-    dtypes : tuple of str
-        The dtype of each input; empty for a number, which is a part of the code.
-    mutated : tuple of tuple
-        The argument of the graph that takes a result, and the number of that result; the caller
-        gets those behind.
-    replay : bool
-        Whether calls are captured as CUDA graphs.
-    """
-
-    device: str
-    held: tuple[str, ...]
-    inputs: str
-    outputs: str
-    shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
-    dtypes: tuple[str, ...]
-    mutated: tuple[tuple[Natural, Natural], ...]
-    replay: bool
 
 
 class Compiled:
@@ -108,8 +70,11 @@ class Compiled:
         self._device = torch.device(interface.device)
         self._inputs = pytree.treespec_loads(interface.inputs)
         self._outputs = pytree.treespec_loads(interface.outputs)
+        uses = Uses(
+            interface.mutated, frozenset(range(len(interface.mutated), len(record.returned)))
+        )
         module = tvm.runtime.load_module(str(library))
-        self._program = Program(record, module, self._device, replay=interface.replay)
+        self._program = Program(record, module, self._device, uses, replay=interface.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns.
@@ -126,10 +91,7 @@ class Compiled:
             raise TypeError(f"the model takes {self._inputs}, not {spec}")
         self._check(flat)
         held = [self.tensors[name] for name in self._interface.held]
-        arguments = [*held, *flat]
-        made = self._program.results(arguments)
-        for target, result in self._interface.mutated:
-            arguments[target].copy_(made[result])
+        made = self._program.results([*held, *flat])
         return pytree.tree_unflatten(made[len(self._interface.mutated) :], self._outputs)
 
     def _check(self, flat: Sequence[Any]) -> None:
@@ -261,80 +223,18 @@ def compile(  # the field's name for it
             module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
         ).run_decompositions(decompositions())
     tensors = {**dict(module.named_parameters(remove_duplicate=False)), **_buffers(module, program)}
-    return _compiled(program, tensors, chosen)
+    directory = tempfile.TemporaryDirectory(prefix="relax_fusion-")
+    library = Path(directory.name) / LIBRARY
+    report = Report()
+    interface, record = compile_program(program, library, chosen, report)
+    held = {name: tensors[name] for name in interface.held}
+    compiled = Compiled(interface, record, library, held, report)
+    weakref.finalize(compiled, directory.cleanup)
+    return compiled
 
 
 def _buffers(module: torch.nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
     return {**dict(module.named_buffers(remove_duplicate=False)), **program.constants}
-
-
-def _compiled(
-    program: ExportedProgram, tensors: Mapping[str, torch.Tensor], options: TorchOptions
-) -> Compiled:
-    graph = program.graph_module
-    signature = program.graph_signature
-    mutated = _with_mutations(graph, program)
-    held = [spec.target for spec in signature.input_specs if spec.kind is not InputKind.USER_INPUT]
-    user = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    values = [node.meta.get("val") for node in arguments]
-    device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
-    target = options.target_for(device)
-    written_out(graph)
-    if left := refusals(graph):
-        told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])
-        raise RelaxFusionError(f"{len(left)} operators cannot be compiled: {told}")
-    changed = {n for n, _ in mutated}
-    mod, record = import_graph(
-        graph, lambda n: n < len(held) and n not in changed, program.range_constraints
-    )
-    report = Report()
-    executable = build(with_clipped_indices(mod), target, report=report, **options.pipeline(target))
-    directory = tempfile.mkdtemp(prefix="relax_fusion-")
-    library = Path(directory) / LIBRARY
-    executable.export_library(str(library))
-    interface = Interface(
-        str(device),
-        tuple(str(name) for name in held),
-        pytree.treespec_dumps(program.call_spec.in_spec),
-        pytree.treespec_dumps(program.call_spec.out_spec),
-        tuple(_limits(values[len(held) + n], program.range_constraints) for n in range(len(user))),
-        tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
-        tuple(mutated),
-        options.use_cuda_graph,
-    )
-    return Compiled(interface, record, library, {n: tensors[n] for n in held}, report)
-
-
-def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple[int, int]]:
-    """Write rows of caches in place, and return which arguments take which other results."""
-    graph = module.graph
-    arguments = {node.name: node for node in graph.nodes if node.op == "placeholder"}
-    by_target = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs}
-    output = graph.output_node()
-    user = []
-    with graph.inserting_before(output):
-        made = cast("tuple[Any, ...]", output.args[0])
-        for spec, value in zip(program.graph_signature.output_specs, made, strict=True):
-            if spec.kind is OutputKind.USER_OUTPUT:
-                user.append(value)
-                continue
-            name = spec.target if spec.kind is OutputKind.USER_INPUT_MUTATION else None
-            into = arguments[name or by_target[spec.target]]
-            graph.call_function(_aten.copy_.default, (into, value)).meta["val"] = value.meta["val"]
-    for n, value in enumerate(user):
-        if not isinstance(value, Node):
-            raise RelaxFusionError(f"result {n} of the module is {value!r}; must be a tensor")
-    output.args = (tuple(user),)
-    write_in_place(module)
-    copies = graph.find_nodes(op="call_function", target=_aten.copy_.default)
-    places = {node: n for n, node in enumerate(arguments.values())}
-    mutated = [(places[copy.args[0]], n) for n, copy in enumerate(copies)]
-    output.args = ((*(copy.args[1] for copy in copies), *user),)
-    for copy in copies:
-        graph.erase_node(copy)
-    module.recompile()
-    return mutated
 
 
 def _range(least: int, most: int | None) -> str:
@@ -342,21 +242,3 @@ def _range(least: int, most: int | None) -> str:
     if least == most:
         return str(least)
     return f"({least} to {'any' if most is None else most})"
-
-
-def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | None], ...]:
-    """Return the least and the largest size of each dimension of a fake tensor."""
-    found = []
-    for size in value.shape if isinstance(value, torch.Tensor) else ():
-        if isinstance(size, int):
-            found.append((size, size))
-            continue
-        expr = size.node.expr
-        known = ranges[expr] if expr in ranges else size.node.shape_env.bound_sympy(expr)
-        most = int(known.upper) if known.upper.is_Integer else None
-        found.append((max(int(known.lower), 1), most))
-    return tuple(found)
-
-
-def _dtype(value: Any) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""

@@ -148,16 +148,9 @@ def compile_graph(
     for name, piece in zip(names, record.pieces, strict=True):
         if piece is not None:
             eager = module.get_submodule(name)
-            copies, used = results_of(module, name, piece.inputs)
-            program = Program(
-                piece,
-                next(ready),
-                device,
-                eager,
-                copies=copies,
-                used=used,
-                replay=options.use_cuda_graph,
-            )
+            uses = results_of(module, name, piece.inputs)
+            replay = options.use_cuda_graph
+            program = Program(piece, next(ready), device, uses, eager, replay=replay)
             _replace(module, name, Checked(name, program, eager) if options.check else program)
     told.ready(time.perf_counter() - start, cached=found is not None)
     return _boxed(module)

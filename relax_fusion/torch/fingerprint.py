@@ -12,8 +12,8 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from .graph import order_of
 from .options import TorchOptions
+from .sizes import order_of
 
 _PACKAGES = ("apache-tvm", "torch", "triton")
 _NOT_OF_CODE = ("report", "strict", "dryrun", "check", "cache", "use_cuda_graph")

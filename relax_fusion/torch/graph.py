@@ -6,99 +6,37 @@ around it, sizes that are arguments, and inputs of any strides.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
-from ..canonical.rewriter import LOWER, UPPER
 from ..frontends.imported import reason
 from ..frontends.torch import Importer, array_of
 from .record import PieceRecord, inverse
+from .sizes import (
+    DTYPES,
+    Refusal,
+    Sizes,
+    bounds,
+    dtype_name,
+    loose_sizes,
+    order_of,
+    tensor_type,
+)
 from .writes import chosen_rows, write_call, write_rows
 
 MAIN = "main"
 """The name of the function that a piece becomes."""
 
 
-class Refusal(Exception):
-    """An operator, a size or a dtype has no form in Relax; the message says why."""
-
-    @property
-    def why(self) -> str:
-        """The reason."""
-        return str(self)
-
-
-def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a tensor from the slowest to the fastest.
-
-    They are returned in their own order where the elements are not dense.
-    """
-    rank = tensor.dim()
-    identity = tuple(range(rank))
-    if tensor.is_contiguous():
-        return identity
-    hints = [(_hint(s), _hint(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True)]
-    # dimensions of one element have any stride: they stay where they are
-    order = sorted(range(rank), key=lambda d: (-hints[d][0], d) if hints[d][1] != 1 else (0, d))
-    return tuple(order) if tensor.permute(order).is_contiguous() else identity
-
-
-def _hint(size: Any) -> int:
-    """Return a size, or for a symbolic one the size that was met first."""
-    if isinstance(size, int):
-        return size
-    found = size.node.hint
-    return int(found) if found is not None else 2
-
-
-@dataclass
-class _Sizes:
-    """The symbolic sizes of a graph, by their symbols."""
-
-    known: dict[sympy.Symbol, tirx.Var] = field(default_factory=dict)
-
-    def var(self, symbol: sympy.Symbol) -> tirx.Var:
-        return self.known.setdefault(symbol, tirx.Var(f"s{len(self.known)}", "int64"))
-
-    def expr(self, size: Any) -> Any:
-        """Return a size as an expression of TIR, or as the integer that it is."""
-        if isinstance(size, torch.SymInt):
-            size = size.node.expr
-        return self._of(size) if isinstance(size, sympy.Basic) else int(size)
-
-    def _of(self, expr: sympy.Basic) -> Any:
-        if isinstance(expr, sympy.Integer):
-            return int(expr)
-        if isinstance(expr, sympy.Symbol):
-            return self.var(expr)
-        operands = [self._of(arg) for arg in expr.args]
-        if isinstance(expr, sympy.Add):
-            return sum(operands[1:], operands[0])
-        if isinstance(expr, sympy.Mul):
-            return math.prod(operands[1:], start=operands[0])
-        if isinstance(expr, FloorDiv | CleanDiv):
-            return tirx.floordiv(_int64(operands[0]), _int64(operands[1]))
-        if isinstance(expr, Mod | PythonMod):
-            return tirx.floormod(_int64(operands[0]), _int64(operands[1]))
-        raise Refusal(f"the size {expr} has no form in TIR")
-
-
-def _int64(value: Any) -> tirx.Expr:
-    return tirx.IntImm("int64", value) if isinstance(value, int) else value
-
-
 class Translator(Importer):
     """Translates the operators of one piece, whose sizes it knows."""
 
-    def __init__(self, sizes: _Sizes):
+    def __init__(self, sizes: Sizes):
         super().__init__()
         self._sizes = sizes
 
@@ -187,20 +125,6 @@ class Translator(Importer):
             raise Refusal(f"TVM's importer gives {len(shape)} dimensions, not {value.dim()}")
 
 
-DTYPES = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    }
-)
-"""The dtypes of tensors that a piece takes, makes and returns."""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return TVM's name of a dtype."""
-    return str(dtype).removeprefix("torch.")
-
-
 def import_graph(
     module: GraphModule,
     is_weight: Callable[[int], bool],
@@ -238,17 +162,17 @@ def import_graph(
     inputs = [*(n for n in tensors if n not in weights), *weights]
     values = [arguments[n].meta["val"] for n in inputs]
 
-    sizes = _Sizes()
+    sizes = Sizes()
     taken = [order_of(value) for value in values]
     returned = [order_of(node.meta["val"]) for node in outputs]
     params = [
-        relax.Var(arguments[n].name, _type(value, order, sizes))
+        relax.Var(arguments[n].name, tensor_type(value, order, sizes))
         for n, value, order in zip(inputs, values, taken, strict=True)
     ]
-    loose, shape = _loose_sizes(arguments, params, sizes)
+    loose, shape = loose_sizes(arguments, params, sizes)
     at = len(inputs) - len(weights)
     signature = [*params[:at], *shape, *params[at:]]
-    attrs = {"num_input": at + len(shape), **_bounds(arguments, sizes, ranges or {})}
+    attrs = {"num_input": at + len(shape), **bounds(arguments, sizes, ranges or {})}
     translator = Translator(sizes)
     translator.block_builder = relax.BlockBuilder()
     builder = translator.block_builder
@@ -278,7 +202,7 @@ def import_graph(
 
 def refusals(module: GraphModule) -> dict[Node, str]:
     """Return why TVM's importer does not take operators of a graph, each looked at by itself."""
-    sizes = _Sizes()
+    sizes = Sizes()
     translator = Translator(sizes)
     translator.block_builder = relax.BlockBuilder()
     found = {}
@@ -320,75 +244,22 @@ def _constant(module: GraphModule, node: Node) -> relax.Constant:
     return relax.const(array_of(found))
 
 
-def _unknown(node: Node, sizes: _Sizes) -> Any:
+def _unknown(node: Node, sizes: Sizes) -> Any:
     """Return a variable in the place of a value that could not be translated; None for others."""
 
     def one(value: Any) -> relax.Var | None:
         if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES:
             return None
-        return relax.Var(node.name, _type(value, tuple(range(value.dim())), sizes))
+        return relax.Var(node.name, tensor_type(value, tuple(range(value.dim())), sizes))
 
     value = node.meta.get("val")
     return [one(each) for each in value] if isinstance(value, tuple | list) else one(value)
-
-
-def _type(value: torch.Tensor, order: tuple[int, ...], sizes: _Sizes) -> relax.Type:
-    shape = [sizes.expr(value.shape[axis]) for axis in order]
-    return relax.TensorType(shape, dtype_name(value.dtype))
 
 
 def _permuted(builder: relax.BlockBuilder, value: relax.Expr, axes: tuple[int, ...]) -> relax.Expr:
     if axes == tuple(range(len(axes))):
         return value
     return builder.emit(relax.op.permute_dims(value, list(axes)))
-
-
-def _loose_sizes(
-    arguments: Sequence[Node], params: Sequence[relax.Var], sizes: _Sizes
-) -> tuple[tuple[int, ...], list[relax.Var]]:
-    """Return the sizes that must be passed, as no tensor has them, and the parameter for them."""
-    bound = {dim for var in params for dim in var.ty.shape.values if isinstance(dim, tirx.Var)}
-    found = []
-    for n, node in enumerate(arguments):
-        value = node.meta.get("val")
-        if not isinstance(value, torch.SymInt):
-            continue
-        symbol = value.node.expr
-        if isinstance(symbol, sympy.Symbol) and (var := sizes.var(symbol)) not in bound:
-            found.append((n, var))
-            bound.add(var)
-    if not found:
-        return (), []
-    shape = relax.Var("sizes", relax.ShapeType([var for _, var in found]))
-    return tuple(n for n, _ in found), [shape]
-
-
-def _bounds(
-    arguments: Sequence[Node], sizes: _Sizes, ranges: Mapping[sympy.Symbol, Any]
-) -> dict[str, Any]:
-    """Return the attributes that tell the ranges of symbolic sizes, as far as they are known."""
-    env = next(
-        (
-            size.node.shape_env
-            for node in arguments
-            for size in _sizes_of(node.meta.get("val"))
-            if isinstance(size, torch.SymInt)
-        ),
-        None,
-    )
-    if env is None:
-        return {}
-    lower, upper = {}, {}
-    for symbol, var in sizes.known.items():
-        known = ranges.get(symbol) or env.bound_sympy(symbol)
-        lower[var.name] = max(int(known.lower), 0)
-        if known.upper.is_Integer and int(known.upper) < 2**31:
-            upper[var.name] = int(known.upper)
-    return {LOWER: lower, **({UPPER: upper} if upper else {})}
-
-
-def _sizes_of(value: Any) -> list[Any]:
-    return list(value.shape) if isinstance(value, torch.Tensor) else [value]
 
 
 def _depends(node: Node) -> bool:

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import relax
 
 from .graph import MAIN
-from .record import PieceRecord, inverse, is_row_major
+from .record import PieceRecord, Uses, inverse, is_row_major
 from .replay import Replay
 
 
@@ -29,12 +29,10 @@ class Program:
         What `relax_fusion.build` made, loaded.
     device : torch.device
         Where its tensors are.
+    uses : Uses
+        What becomes of the results.
     eager : callable, optional
         The same in PyTorch: for tensors without elements.
-    copies : tuple of tuple
-        Which argument takes which result, by their numbers, behind each call.
-    used : frozenset of int, optional
-        Which results the caller looks at; None for all.
     replay : bool
         Whether calls are captured as CUDA graphs.
     """
@@ -44,32 +42,30 @@ class Program:
         record: PieceRecord,
         library: Any,
         device: torch.device,
+        uses: Uses,
         eager: Callable[..., Any] | None = None,
         *,
-        copies: tuple[tuple[int, int], ...] = (),
-        used: frozenset[int] | None = None,
         replay: bool = False,
     ):
         self._record = record
         self._eager = eager
         self._device = device
-        self._copies = copies
-        self._used = frozenset(range(len(record.returned))) if used is None else used
+        self._uses = uses
         self._lock = threading.Lock()
         self._tvm_device = tvm_ffi.device(device.type, device.index or 0)
         self._main = relax.VirtualMachine(library, self._tvm_device)[MAIN]
-        self._places = tuple((record.inputs.index(arg), result) for arg, result in copies)
+        self._places = tuple((record.inputs.index(arg), result) for arg, result in uses.copies)
         self._written = (*record.written, *(place for place, _ in self._places))
         self._weights = _Weights(record.taken[len(record.inputs) - record.weights :])
         self._replay = None
         if replay and device.type == "cuda" and not record.sizes:
-            self._replay = Replay(self._launch, self._written, self._used)
+            self._replay = Replay(self._launch, self._written, uses.returned)
 
     def __call__(self, *args: Any) -> Any:
         """Return what the piece computes, as its module in PyTorch would."""
         if self._eager is not None and any(args[n].numel() == 0 for n in self._record.inputs):
             found = self._eager(*args)
-            for arg, result in self._copies:
+            for arg, result in self._uses.copies:
                 args[arg].copy_(found[result] if isinstance(found, tuple | list) else found)
             return found
         results = self.results(args)

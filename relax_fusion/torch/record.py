@@ -61,6 +61,22 @@ class GraphRecord:
     verdicts: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Uses:
+    """What becomes of a piece's results, by their numbers.
+
+    Parameters
+    ----------
+    copies : tuple of tuple
+        An argument of the piece, and the result that is copied to it behind each call.
+    returned : frozenset of int
+        The results that the caller looks at.
+    """
+
+    copies: tuple[tuple[int, int], ...]
+    returned: frozenset[int]
+
+
 def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:
     """Make a record of what a file has of it."""
     return read(PieceRecord, tuples(data), error, where)

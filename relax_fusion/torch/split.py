@@ -12,7 +12,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ..frontends.torch import Importer
-from .graph import DTYPES
+from .sizes import DTYPES
 from .writes import write_rows
 
 _KNOWN = frozenset(Importer().convert_map)

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
 from ..tvm_ir import IRBuilder, T
+from .record import Uses
 
 _aten = torch.ops.aten
 
@@ -51,10 +52,8 @@ def write_in_place(module: GraphModule) -> None:
         graph.erase_node(copy)
 
 
-def results_of(
-    module: GraphModule, name: str, inputs: Sequence[int]
-) -> tuple[tuple[tuple[int, int], ...], frozenset[int]]:
-    """Return which arguments of a piece take its results, and which results others use.
+def results_of(module: GraphModule, name: str, inputs: Sequence[int]) -> Uses:
+    """Return what becomes of a piece's results.
 
     The copies are taken out of the graph: the piece makes them, so that they are captured with it.
 
@@ -79,7 +78,7 @@ def results_of(
             if copy.args[1] is value and call.args.index(into) in inputs:
                 copies.append((call.args.index(into), n))
                 module.graph.erase_node(copy)
-    return tuple(copies), frozenset(n for n, value in values.items() if value.users)
+    return Uses(tuple(copies), frozenset(n for n, value in values.items() if value.users))
 
 
 def chosen_rows(new: Node) -> tuple[int, Node] | None:

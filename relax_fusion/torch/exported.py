@@ -1,0 +1,162 @@
+"""An exported program as one compiled function, and how that is called from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from ..entry import build
+from ..errors import RelaxFusionError
+from ..frontends.imported import with_clipped_indices
+from ..frontends.promotion import written_out
+from ..report import Report
+from ..validation import Natural
+from .graph import import_graph, refusals
+from .options import TorchOptions
+from .record import PieceRecord
+from .writes import write_in_place
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a compiled model is called from outside.
+
+    Parameters
+    ----------
+    device : str
+        Where its tensors are.
+    held : tuple of str
+        The names of the weights and buffers that are the first arguments of the graph.
+    inputs, outputs : str
+        How the other arguments and the results are nested, as PyTorch's JSON of a tree.
+    shapes : tuple of tuple
+        The least and the largest size of each dimension of each input; None for no limit.
+    dtypes : tuple of str
+        The dtype of each input; empty for a number, which is a part of the code.
+    mutated : tuple of tuple
+        The argument of the graph that takes a result, and the number of that result; the caller
+        gets those behind.
+    replay : bool
+        Whether calls are captured as CUDA graphs.
+    """
+
+    device: str
+    held: tuple[str, ...]
+    inputs: str
+    outputs: str
+    shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
+    dtypes: tuple[str, ...]
+    mutated: tuple[tuple[Natural, Natural], ...]
+    replay: bool
+
+
+def compile_program(
+    program: ExportedProgram, library: Path, options: TorchOptions, report: Report
+) -> tuple[Interface, PieceRecord]:
+    """Compile a program.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Written out; it is changed.
+    library : Path
+        The file that gets the code.
+    options : TorchOptions
+        How it is compiled.
+    report : Report
+        Gets what was fused.
+
+    Raises
+    ------
+    RelaxFusionError
+        If an operator cannot be compiled; the message names each.
+    """
+    graph = program.graph_module
+    signature = program.graph_signature
+    mutated = _with_mutations(graph, program)
+    held = [spec.target for spec in signature.input_specs if spec.kind is not InputKind.USER_INPUT]
+    user = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    values = [node.meta.get("val") for node in arguments]
+    device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
+    target = options.target_for(device)
+    written_out(graph)
+    if left := refusals(graph):
+        told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])
+        raise RelaxFusionError(f"{len(left)} operators cannot be compiled: {told}")
+    changed = {n for n, _ in mutated}
+    mod, record = import_graph(
+        graph, lambda n: n < len(held) and n not in changed, program.range_constraints
+    )
+    executable = build(with_clipped_indices(mod), target, report=report, **options.pipeline(target))
+    executable.export_library(str(library))
+    interface = Interface(
+        str(device),
+        tuple(str(name) for name in held),
+        pytree.treespec_dumps(program.call_spec.in_spec),
+        pytree.treespec_dumps(program.call_spec.out_spec),
+        tuple(_limits(values[len(held) + n], program.range_constraints) for n in range(len(user))),
+        tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
+        tuple(mutated),
+        options.use_cuda_graph,
+    )
+    return interface, record
+
+
+def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple[int, int]]:
+    """Write rows of caches in place, and return which arguments take which other results."""
+    graph = module.graph
+    arguments = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    by_target = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs}
+    output = graph.output_node()
+    user = []
+    with graph.inserting_before(output):
+        made = cast("tuple[Any, ...]", output.args[0])
+        for spec, value in zip(program.graph_signature.output_specs, made, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                user.append(value)
+                continue
+            name = spec.target if spec.kind is OutputKind.USER_INPUT_MUTATION else None
+            into = arguments[name or by_target[spec.target]]
+            graph.call_function(_aten.copy_.default, (into, value)).meta["val"] = value.meta["val"]
+    for n, value in enumerate(user):
+        if not isinstance(value, Node):
+            raise RelaxFusionError(f"result {n} of the module is {value!r}; must be a tensor")
+    output.args = (tuple(user),)
+    write_in_place(module)
+    copies = graph.find_nodes(op="call_function", target=_aten.copy_.default)
+    places = {node: n for n, node in enumerate(arguments.values())}
+    mutated = [(places[copy.args[0]], n) for n, copy in enumerate(copies)]
+    output.args = ((*(copy.args[1] for copy in copies), *user),)
+    for copy in copies:
+        graph.erase_node(copy)
+    module.recompile()
+    return mutated
+
+
+def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | None], ...]:
+    """Return the least and the largest size of each dimension of a fake tensor."""
+    found = []
+    for size in value.shape if isinstance(value, torch.Tensor) else ():
+        if isinstance(size, int):
+            found.append((size, size))
+            continue
+        expr = size.node.expr
+        known = ranges[expr] if expr in ranges else size.node.shape_env.bound_sympy(expr)
+        most = int(known.upper) if known.upper.is_Integer else None
+        found.append((max(int(known.lower), 1), most))
+    return tuple(found)
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
