@@ -106,3 +106,22 @@ def test_they_are_short_and_say_how_to_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
     assert f"\npython {path.name}\n" in text.split('"""')[1]
+
+
+def test_torch_diffusion_block(tmp_path: Path) -> None:
+    text = printed("torch_diffusion_block.py", tmp_path, dict(os.environ))
+    assert "6 fused kernels" in text
+    assert value(text, "largest difference") < 1e-5
+
+
+@pytest.mark.slow
+def test_torch_bert(tmp_path: Path) -> None:
+    text = printed("torch_bert.py", tmp_path, dict(os.environ))
+    errors = re.findall(r"^length \d+: largest difference from PyTorch (\S+)$", text, re.MULTILINE)
+    assert len(errors) == 3 and max(map(float, errors)) < 1e-5
+
+
+@pytest.mark.slow
+def test_torch_generate(tmp_path: Path) -> None:
+    text = printed("torch_generate.py", tmp_path, dict(os.environ))
+    assert "the same tokens as PyTorch: True" in text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 75_600, 495
+LIBRARY = 76_400, 437
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 64_400
+TESTS = 58_200
 """The most lines of Python in ``tests/``."""
 
 

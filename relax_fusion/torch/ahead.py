@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -218,7 +219,8 @@ def compile(  # the field's name for it
     if module.training:
         raise PipelineError("the module is in training mode; call module.eval() first")
     chosen = options_of(options)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # PyTorch's own use of it
         program = torch.export.export(
             module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
         ).run_decompositions(decompositions())
