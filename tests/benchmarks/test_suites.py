@@ -153,19 +153,16 @@ def test_imported(run, monkeypatch) -> None:
             raise ValueError("no such attention")
         return Patches(), (torch.ones(2, 3, 8, 8),), ()
 
-    def by_us(model, params, inputs):
-        return lambda: model(*inputs)
-
-    monkeypatch.setattr(imported, "as_relax", lambda model, inputs: (model, {}))
-    monkeypatch.setattr(imported, "by_us", by_us)
+    monkeypatch.setattr(imported, "compiled", lambda model, inputs, _: lambda: model(*inputs))
     monkeypatch.setattr(imported, "families", lambda: {"patches": make})
     monkeypatch.setattr(imported, "LEAST", 0.0)
     monkeypatch.setattr(imported, "LEAST_MEAN", 0.0)
+    monkeypatch.setattr(imported, "LEAST_INDUCTOR", 0.0)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    status, record = run("run imported --rounds 1 --contenders ours eager")
+    status, record = run("run imported --rounds 1 --contenders ours eager inductor")
     (entry,) = record["cases"]
     assert status == 0 and entry["wrong"] == [] and not entry["failed"]
-    assert set(entry["seconds"]) == {"ours", "eager"} and entry["errors"]["ours"] < 1e-6
+    assert set(entry["seconds"]) == {"ours", "eager", "inductor"} and entry["errors"]["ours"] < 1e-6
     with pytest.raises(SystemExit, match="'vit' is no family; there are patches"):
         run("run imported --families vit")
 
