@@ -232,6 +232,24 @@ def test_inputs_of_any_strides_and_dtypes(name):
     torch.testing.assert_close(found, expected, **few)
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_fast_path_of_encoder_layers_is_written_out(norm_first, hidden):
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=norm_first)
+    x, mask = torch.randn(2, 6, 32), torch.zeros(2, 6, dtype=torch.bool)
+    mask[0, 4:] = True
+    given = {"src_key_padding_mask": mask} if hidden else {}
+    with torch.inference_mode():
+        expected, found = layer.eval()(x, **given), compiled(layer.eval())(x, **given)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_fast_path_of_attention_is_written_out():
+    layer, x = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval(), torch.randn(2, 6, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(layer)(x, x, x), layer(x, x, x))
+
+
 def test_what_the_importer_does_not_know_stays_in_pytorch(caplog):
     caplog.set_level(logging.INFO, "relax_fusion.torch")
 
