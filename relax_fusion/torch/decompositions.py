@@ -61,10 +61,11 @@ def _self_attention(
     """Write out the fast path of ``torch.nn.MultiheadAttention``; True in a mask hides a key."""
     embed_dim, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, *more = args
     # as the operator's schema has it
-    mask, need_weights, average_weights, mask_type = [*more, *(None, True, True, None)[len(more) :]]
+    defaults: tuple[Any, ...] = (None, True, True, None)
+    mask, need_weights, average_weights, mask_type = (*more, *defaults[len(more) :])
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     q, k, v = (
-        linear(x, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
+        linear(x, weight, bias).view(*x.shape[:2], heads, -1).transpose(1, 2)
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
     )
     scores = q @ k.transpose(-1, -2) * (embed_dim // heads) ** -0.5
