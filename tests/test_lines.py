@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 76_400, 437
+LIBRARY = 76_700, 438
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 58_200

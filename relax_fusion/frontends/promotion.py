@@ -54,7 +54,9 @@ def _without_alpha(node: Node) -> None:
     # rsub(a, b) is b - c * a
     place = 0 if _name(node) == "rsub" else 1
     args = list(node.args)
-    args[place] = _new(node, aten.mul.Tensor, (args[place], alpha))
+    number: Any = args[place]
+    is_tensor = isinstance(number, Node)
+    args[place] = _new(node, aten.mul.Tensor, (number, alpha)) if is_tensor else number * alpha
     node.args, node.kwargs = tuple(args), {k: v for k, v in node.kwargs.items() if k != "alpha"}
 
 
@@ -75,7 +77,9 @@ def _with_both_ends(node: Node, value: torch.Tensor) -> None:
 def _computed_in(node: Node, value: torch.Tensor) -> torch.dtype | None:
     """Return the dtype that an operator's operands are converted to, or None."""
     name, result, target = _name(node), value.dtype, cast("Any", node.target)
-    if name in _AS_THEY_ARE or result.is_complex:
+    operands = [_value(arg) for arg in node.args]
+    is_complex = any(isinstance(x, torch.Tensor) and x.is_complex() for x in operands)
+    if name in _AS_THEY_ARE or result.is_complex or is_complex:
         return None
     if name in COMPARISONS:
         found = torch.result_type(*(_value(a) for a in node.args))

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 import tvm
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelFileError, PipelineError
-from ..files import read_file
+from ..files import read_file, write_file
 from ..report import Report
 from ..validation import read
 from .decompositions import decompositions
@@ -99,6 +100,7 @@ class Compiled:
         expected = zip(self._interface.shapes, self._interface.dtypes, strict=True)
         for n, (value, (shape, dtype)) in enumerate(zip(flat, expected, strict=True)):
             if not dtype:
+                self._check_constant(n, value)
                 continue
             sizes = "x".join(_range(*limits) for limits in shape) or "without dimensions"
             wanted = f"input {n} must be a tensor of {dtype} {sizes} on {self._device}"
@@ -111,6 +113,16 @@ class Compiled:
             if not fits or str(value.dtype) != f"torch.{dtype}" or value.device != self._device:
                 got = "x".join(map(str, value.shape)) or "without dimensions"
                 raise ValueError(f"{wanted}, not of {value.dtype} {got} on {value.device}")
+
+    def _check_constant(self, n: int, value: Any) -> None:
+        """Refuse a value that is not the one that is a part of the code."""
+        known = self._interface.constants[n]
+        if type(value) is not type(known) or value != known:
+            raise ValueError(f"input {n} is {value!r}; the model was compiled with {known!r}")
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: compiled code is kept by `save`."""
+        raise TypeError("a compiled model cannot be pickled or copied; use save() and load()")
 
     def save(self, path: str | Path) -> None:
         """Write the model to a new directory.
@@ -142,7 +154,7 @@ class Compiled:
                 "interface": asdict(self._interface),
                 "record": asdict(self._record),
             }
-            (part / MANIFEST).write_text(json.dumps(told), encoding="utf-8")
+            write_file(part / MANIFEST, json.dumps(told))
             part.chmod(0o755)
             part.rename(path)
         finally:
@@ -177,7 +189,7 @@ def load(path: str | Path) -> Compiled:
         weights = load_file(path / WEIGHTS, device=interface.device)
         tensors = {name: weights[kept] for name, kept in told["same"].items()}
         return Compiled(interface, record, path / LIBRARY, tensors)
-    except (ValueError, LookupError, TypeError, AttributeError) as err:
+    except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as err:
         raise ModelFileError(f"{path} holds no compiled model: {err}") from err
 
 
@@ -194,7 +206,8 @@ def compile(  # the field's name for it
     Parameters
     ----------
     module : torch.nn.Module
-        A module in evaluation mode; it is not changed.
+        A module in evaluation mode.  Its parameters and buffers are held, not copied: calls write
+        to the buffers that the module would write to.
     args, kwargs : sequence, mapping
         Examples of its arguments.
     dynamic_shapes : optional

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tvm.target import Target
 
 from ..entry import build, partition
-from ..errors import RelaxFusionError
+from ..errors import PipelineError, RelaxFusionError, TargetError
 from ..frontends.imported import reason, with_clipped_indices
 from ..frontends.promotion import written_out
 from ..report import Report
@@ -83,7 +83,15 @@ def _without_modes(
 ) -> Callable[[list[Any]], Any]:
     """Compile a graph where tensors that are a part of it can be read."""
     with _disable_current_modes():
-        return compile_graph(module, inputs, options)
+        try:
+            return compile_graph(module, inputs, options)
+        except Exception as err:  # PyTorch can run every graph
+            if options.strict or isinstance(err, PipelineError | TargetError):
+                raise
+            LOG.debug("a graph cannot be compiled", exc_info=True)
+            text = f"relax_fusion: a graph stays in PyTorch, it cannot be compiled: {reason(err)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            return _boxed(module)
 
 
 def _needs_gradients(inputs: Sequence[Any]) -> bool:

@@ -42,7 +42,9 @@ class Interface:
     shapes : tuple of tuple
         The least and the largest size of each dimension of each input; None for no limit.
     dtypes : tuple of str
-        The dtype of each input; empty for a number, which is a part of the code.
+        The dtype of each input; empty for what is no tensor.
+    constants : tuple
+        The inputs that are no tensors, which are a part of the code; None for the others.
     mutated : tuple of tuple
         The argument of the graph that takes a result, and the number of that result; the caller
         gets those behind.
@@ -56,6 +58,7 @@ class Interface:
     outputs: str
     shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
     dtypes: tuple[str, ...]
+    constants: tuple[bool | int | float | str | None, ...]
     mutated: tuple[tuple[Natural, Natural], ...]
     replay: bool
 
@@ -107,6 +110,7 @@ def compile_program(
         pytree.treespec_dumps(program.call_spec.out_spec),
         tuple(_limits(values[len(held) + n], program.range_constraints) for n in range(len(user))),
         tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
+        tuple(_constant(values[len(held) + n]) for n in range(len(user))),
         tuple(mutated),
         options.use_cuda_graph,
     )
@@ -160,3 +164,11 @@ def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | Non
 
 def _dtype(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
+
+
+def _constant(value: Any) -> bool | int | float | str | None:
+    if value is None or isinstance(value, torch.Tensor):
+        return None
+    if not isinstance(value, bool | int | float | str):
+        raise RelaxFusionError(f"an input is {value!r}; must be a tensor, a number or a text")
+    return value

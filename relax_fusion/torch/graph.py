@@ -6,13 +6,15 @@ around it, sizes that are arguments, and inputs of any strides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..frontends.imported import reason
 from ..frontends.torch import Importer, array_of
@@ -27,6 +29,7 @@ from .sizes import (
     order_of,
     tensor_type,
 )
+from .unfit import counts_from_the_start, indices_of, unfit
 from .writes import chosen_rows, write_call, write_rows
 
 MAIN = "main"
@@ -93,7 +96,7 @@ class Translator(Importer):
         """
         if node.op == "get_attr":
             self.env[node] = _constant(module, node)
-        elif node.op == "call_function" and not isinstance(node.meta["val"], torch.SymInt):
+        elif node.op == "call_function" and not isinstance(node.meta.get("val"), torch.SymInt):
             self.env[node] = self._translated(node)
 
     def _translated(self, node: Node) -> Any:
@@ -103,8 +106,11 @@ class Translator(Importer):
         name = getattr(node.target, "__name__", str(node.target))
         if name not in self.convert_map:
             raise Refusal(f"TVM's importer does not know {node.target}")
+        if why := unfit(node):
+            raise Refusal(why)
         try:
-            made = self.convert_map[name](node)
+            with self._counted_from_the_start(node):
+                made = self.convert_map[name](node)
         except Refusal:
             raise
         except Exception as err:  # of TVM's importer, with no common class
@@ -112,17 +118,63 @@ class Translator(Importer):
         self._check(node, made)
         return made
 
+    @contextmanager
+    def _counted_from_the_start(self, node: Node) -> Iterator[None]:
+        """Let an operator see indices that count from the end as such that count from the start.
+
+        TVM takes an index below zero for the first place, or reads in front of the tensor.
+        """
+        changed: dict[Node, Any] = {}
+        for index, size in indices_of(node):
+            changed[index] = self.env[index]
+            self.env[index] = self._within(self.env[index], self._sizes.expr(size), index)
+        yield
+        self.env.update(changed)
+
+    def _within(self, index: relax.Expr, size: Any, node: Node) -> relax.Expr:
+        if not isinstance(size, int):
+            if counts_from_the_start(node):
+                return index
+            raise Refusal("an index may count from the end of a dimension of symbolic size")
+        dtype = str(index.ty.dtype)
+        zero, whole, last = (relax.const(n, dtype) for n in (0, size, size - 1))
+        wrapped = relax.op.where(relax.op.less(index, zero), relax.op.add(index, whole), index)
+        return self._emit(relax.op.maximum(relax.op.minimum(wrapped, last), zero))
+
     def _check(self, node: Node, made: Any) -> None:
         """Refuse what has another dtype or rank than in PyTorch."""
         value = node.meta["val"]
-        if not isinstance(value, torch.Tensor) or not isinstance(made, relax.Expr):
+        if not isinstance(value, tuple | list):
+            self._check_one(value, made)
             return
-        want, got = dtype_name(value.dtype), str(getattr(made.ty, "dtype", ""))
+        places: list[Any] = [u.args[1] for u in node.users if u.target is operator.getitem]
+        if isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType):
+            if any(places):
+                raise Refusal(f"TVM's importer gives the first result of {node.target} only")
+            self._check_type(value[0], made.ty)
+            return
+        types = made.ty.fields if isinstance(made, relax.Var) else [each.ty for each in made]
+        for place in places:
+            self._check_type(value[place], types[place])
+
+    def _check_one(self, value: Any, made: Any) -> None:
+        if isinstance(value, torch.Tensor) and isinstance(made, relax.Expr):
+            self._check_type(value, made.ty)
+
+    def _check_type(self, value: Any, made: Any) -> None:
+        want, got = dtype_name(value.dtype), str(getattr(made, "dtype", ""))
         if got != want:
             raise Refusal(f"TVM's importer gives {got} in place of {want}")
-        shape = getattr(made.ty, "shape", None)
-        if shape is not None and len(shape) != value.dim():
-            raise Refusal(f"TVM's importer gives {len(shape)} dimensions, not {value.dim()}")
+        shape = getattr(made, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr):
+            return
+        sizes = [int(s) if isinstance(s, tirx.IntImm) else None for s in shape.values]
+        fits = len(sizes) == value.dim() and all(
+            got is None or not isinstance(want, int) or got == want
+            for got, want in zip(sizes, value.shape, strict=True)
+        )
+        if not fits:
+            raise Refusal(f"TVM's importer gives the shape {shape}, not {list(value.shape)}")
 
 
 def import_graph(
@@ -163,7 +215,10 @@ def import_graph(
     values = [arguments[n].meta["val"] for n in inputs]
 
     sizes = Sizes()
-    taken = [order_of(value) for value in values]
+    taken = [
+        tuple(range(value.dim())) if arguments[n] in caches else order_of(value)
+        for n, value in zip(inputs, values, strict=True)
+    ]
     returned = [order_of(node.meta["val"]) for node in outputs]
     params = [
         relax.Var(arguments[n].name, tensor_type(value, order, sizes))
@@ -217,7 +272,8 @@ def refusals(module: GraphModule) -> dict[Node, str]:
                 except Refusal as err:
                     found[node] = err.why
                 if node not in translator.env:
-                    translator.env[node] = _unknown(node, sizes)
+                    with suppress(Refusal):  # what takes it is refused then, too
+                        translator.env[node] = _unknown(node, sizes)
             result = builder.emit_output(relax.Tuple([]))
         builder.emit_func_output(result)
     return found

@@ -61,6 +61,10 @@ class Program:
         if replay and device.type == "cuda" and not record.sizes:
             self._replay = Replay(self._launch, self._written, uses.returned)
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled."""
+        raise TypeError("a compiled piece cannot be pickled or copied")
+
     def __call__(self, *args: Any) -> Any:
         """Return what the piece computes, as its module in PyTorch would."""
         if self._eager is not None and any(args[n].numel() == 0 for n in self._record.inputs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from torch.fx import Node
 
 from ..errors import PipelineError, RelaxFusionError
+from ..files import locked
 from ..report import Report
 from .options import TorchOptions
 
@@ -73,8 +75,8 @@ class Told:
         if self._options.report is not None:
             path = Path(self._options.report)
             try:
-                with path.open("a", encoding="utf-8") as file:
-                    file.write("\n".join(self._lines) + "\n")
+                with locked(path) as descriptor:
+                    os.write(descriptor, ("\n".join(self._lines) + "\n").encode())
             except OSError as err:
                 text = f"option report: {path} cannot be written: {err.strerror or err}"
                 raise PipelineError(text) from err

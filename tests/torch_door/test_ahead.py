@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
@@ -84,6 +85,25 @@ def test_wrong_arguments_are_named(change, error, text):
     args, kwargs = change(*arguments())
     with pytest.raises(error, match=text):
         compiled(*args, **kwargs)
+
+
+def test_another_number_than_the_examples_is_refused(tmp_path):
+    class Scaled(torch.nn.Module):
+        def forward(self, x, n, mask=None):
+            return x * n + 1 if mask is None else x
+
+    compiled = door.compile(Scaled().eval(), (torch.ones(4, 4), 2))
+    compiled.save(tmp_path / "kept")
+    for each in (compiled, door.load(tmp_path / "kept")):
+        torch.testing.assert_close(each(torch.ones(4, 4), 2), torch.full((4, 4), 3.0))
+        with pytest.raises(ValueError, match=r"input 1 is 3; the model was compiled with 2"):
+            each(torch.ones(4, 4), 3)
+
+
+def test_a_compiled_model_is_not_pickled():
+    _, compiled = made()
+    with pytest.raises(TypeError, match=r"use save\(\) and load\(\)"):
+        pickle.dumps(compiled)
 
 
 def test_what_cannot_be_compiled_is_named():

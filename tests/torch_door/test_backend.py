@@ -250,6 +250,68 @@ def test_the_fast_path_of_attention_is_written_out():
         torch.testing.assert_close(compiled(layer)(x, x, x), layer(x, x, x))
 
 
+LOOKED_UP = {
+    "columns by a list": lambda x, r: x[:, [0, -1]],
+    "rows by a list": lambda x, r: x[[-1, -2]],
+    "rows by numbers": lambda x, r: x[r - 4],
+    "elements": lambda x, r: x[r - 4, r % 3 - 3],
+    "of one dimension": lambda x, r: x[0][-1] * 2 + x.flatten()[-2],
+    "the last rows": lambda x, r: x[-1] + x.select(0, -2),
+    "taken": lambda x, r: x.take(r - 4),
+    "selected": lambda x, r: x.index_select(0, r),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_indices_count_from_the_end(name):
+    agree(LOOKED_UP[name], torch.randn(4, 6), torch.tensor([3, 0, 2]), strict=False)
+
+
+def test_numbers_are_drawn_anew():
+    torch.manual_seed(1)
+    fast = compiled(lambda x: torch.nn.functional.dropout(x * 2, 0.5, True) + 1, strict=False)
+    with torch.no_grad():
+        first, second = fast(torch.ones(64)), fast(torch.ones(64))
+    assert 0 < int((first == 1).sum()) < 64 and not torch.equal(first, second)
+
+
+def test_running_statistics_are_updated():
+    theirs, ours = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    fast, x = compiled(ours, strict=False), torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), theirs(x))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+
+REFUSED = {
+    "sorted bytes": lambda x: torch.sort((x * 9).to(torch.int8), 1),
+    "sorted bfloat16": lambda x: x.bfloat16().topk(2),
+    "a divisor": lambda x: torch.nn.functional.avg_pool2d(x[None, None], 3, divisor_override=5),
+    "numbers with alpha": lambda x: torch.add(x, 3, alpha=2) - torch.sub(x, 2, alpha=3),
+    "complex numbers": lambda x: torch.complex(x, x).abs() * 2,
+    "statistics of a norm": lambda x: torch.ops.aten.native_layer_norm(x, (6,), None, None, 1e-5),
+    "one hot": lambda x: torch.nn.functional.one_hot((x > 0).long(), 3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_importer_would_get_wrong_is_right(name):
+    agree(REFUSED[name], torch.randn(4, 6), strict=False)
+
+
+def test_a_cache_of_permuted_dimensions_is_written():
+    def function(cache, rows, values):
+        cache[:, rows] = values
+        return (cache * 2).sum(0)
+
+    cache, theirs = (torch.zeros(4, 2, 3).transpose(0, 1) for _ in range(2))
+    args = (torch.tensor([1]), torch.ones(2, 1, 3))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(function)(cache, *args), function(theirs, *args))
+    torch.testing.assert_close(cache, theirs)
+
+
 def test_what_the_importer_does_not_know_stays_in_pytorch(caplog):
     caplog.set_level(logging.INFO, "relax_fusion.torch")
 
