@@ -3,6 +3,9 @@
 A :class:`Decline` is an answer, not an exception: a pass that meets a chain it cannot or should not
 fuse records one and leaves the module alone.  The exceptions are for bad input by a user (a plan
 that does not fit, a target nobody knows) and for broken promises inside the library.
+
+The sentence of a decline stands at the guard that refused, in `matching`, `passes`, `estimator` or
+`dlight_rules`: look for its ``Reason``.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,16 @@ class Compiled:
         ValueError
             If an argument has another dtype, rank or size than the model was compiled for.
         """
-        flat, spec = pytree.tree_flatten((args, kwargs))
+        named = {name: kwargs[name] for name in self._interface.keywords if name in kwargs}
+        flat, spec = pytree.tree_flatten((args, {**named, **kwargs}))
         if spec != self._inputs:
             raise TypeError(f"the model takes {self._inputs}, not {spec}")
         self._check(flat)
         held = [self.tensors[name] for name in self._interface.held]
         made = self._program.results([*held, *flat])
-        return pytree.tree_unflatten(made[len(self._interface.mutated) :], self._outputs)
+        tensors = iter(made[len(self._interface.mutated) :])
+        results = [next(tensors) if is_tensor else v for is_tensor, v in self._interface.results]
+        return pytree.tree_unflatten(results, self._outputs)
 
     def _check(self, flat: Sequence[Any]) -> None:
         expected = zip(self._interface.shapes, self._interface.dtypes, strict=True)
@@ -144,12 +148,14 @@ class Compiled:
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
             shutil.copyfile(self._library, part / LIBRARY)
-            names: dict[int, str] = {}  # tied weights are written once
-            same = {name: names.setdefault(id(t), name) for name, t in self.tensors.items()}
-            kept = {n: self.tensors[n].detach().contiguous() for n in names.values()}
+            names: dict[tuple[Any, ...], str] = {}  # tied weights are written once
+            same = {name: names.setdefault(_memory(t), name) for name, t in self.tensors.items()}
+            # others may lie in the same memory: each is written by itself
+            kept = {n: self.tensors[n].detach().clone().contiguous() for n in names.values()}
             save_file(kept, part / WEIGHTS)
             told = {
                 "version": VERSION,
+                "library": _digest(part / LIBRARY),
                 "same": same,
                 "interface": asdict(self._interface),
                 "record": asdict(self._record),
@@ -184,6 +190,8 @@ def load(path: str | Path) -> Compiled:
         if told.get("version") != VERSION:
             text = f"{path} has version {told.get('version')!r}; this package reads {VERSION}"
             raise ModelFileError(text)
+        if told["library"] != _digest(path / LIBRARY):
+            raise ModelFileError(f"{path / LIBRARY} has another checksum; it is damaged")
         interface = read(Interface, tuples(told["interface"]), ModelFileError, str(path))
         record = piece_record(told["record"], ModelFileError, str(path))
         weights = load_file(path / WEIGHTS, device=interface.device)
@@ -242,6 +250,7 @@ def compile(  # the field's name for it
     library = Path(directory.name) / LIBRARY
     report = Report()
     interface, record = compile_program(program, library, chosen, report)
+    interface = replace(interface, keywords=tuple(kwargs or {}))
     held = {name: tensors[name] for name in interface.held}
     compiled = Compiled(interface, record, library, held, report)
     weakref.finalize(compiled, directory.cleanup)
@@ -257,3 +266,12 @@ def _range(least: int, most: int | None) -> str:
     if least == most:
         return str(least)
     return f"({least} to {'any' if most is None else most})"
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors have in common that are the same numbers in the same memory."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(read_file(path)).hexdigest()

@@ -26,11 +26,11 @@ from .decompositions import decompositions
 from .fingerprint import fingerprint
 from .graph import import_graph, refusals
 from .library_cache import LibraryCache
+from .messages import LOG, Told
 from .options import TorchOptions, options_of
 from .program import Program
 from .record import GraphRecord, PieceRecord
 from .split import split
-from .told import LOG, Told
 from .writes import results_of, write_in_place
 
 

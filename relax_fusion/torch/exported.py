@@ -48,6 +48,10 @@ class Interface:
     mutated : tuple of tuple
         The argument of the graph that takes a result, and the number of that result; the caller
         gets those behind.
+    results : tuple of tuple
+        Whether a result is a tensor, and what it is if not.
+    keywords : tuple of str
+        The names of the arguments that are passed by name, in order.
     replay : bool
         Whether calls are captured as CUDA graphs.
     """
@@ -60,6 +64,8 @@ class Interface:
     dtypes: tuple[str, ...]
     constants: tuple[bool | int | float | str | None, ...]
     mutated: tuple[tuple[Natural, Natural], ...]
+    results: tuple[tuple[bool, bool | int | float | str | None], ...]
+    keywords: tuple[str, ...]
     replay: bool
 
 
@@ -86,7 +92,7 @@ def compile_program(
     """
     graph = program.graph_module
     signature = program.graph_signature
-    mutated = _with_mutations(graph, program)
+    mutated, results = _with_mutations(graph, program)
     held = [spec.target for spec in signature.input_specs if spec.kind is not InputKind.USER_INPUT]
     user = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
@@ -112,13 +118,25 @@ def compile_program(
         tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
         tuple(_constant(values[len(held) + n]) for n in range(len(user))),
         tuple(mutated),
+        results,
+        (),
         options.use_cuda_graph,
     )
     return interface, record
 
 
-def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple[int, int]]:
-    """Write rows of caches in place, and return which arguments take which other results."""
+def _with_mutations(
+    module: GraphModule, program: ExportedProgram
+) -> tuple[list[tuple[int, int]], tuple[tuple[bool, Any], ...]]:
+    """Write rows of caches in place.
+
+    Returns
+    -------
+    mutated : list of tuple
+        Which arguments take which other results.
+    results : tuple of tuple
+        Whether each result of the program is a tensor, and what it is if not.
+    """
     graph = module.graph
     arguments = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     by_target = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs}
@@ -133,9 +151,8 @@ def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple
             name = spec.target if spec.kind is OutputKind.USER_INPUT_MUTATION else None
             into = arguments[name or by_target[spec.target]]
             graph.call_function(_aten.copy_.default, (into, value)).meta["val"] = value.meta["val"]
-    for n, value in enumerate(user):
-        if not isinstance(value, Node):
-            raise RelaxFusionError(f"result {n} of the module is {value!r}; must be a tensor")
+    results = tuple((True, None) if isinstance(v, Node) else (False, _constant(v)) for v in user)
+    user = [value for value in user if isinstance(value, Node)]
     output.args = (tuple(user),)
     write_in_place(module)
     copies = graph.find_nodes(op="call_function", target=_aten.copy_.default)
@@ -145,7 +162,7 @@ def _with_mutations(module: GraphModule, program: ExportedProgram) -> list[tuple
     for copy in copies:
         graph.erase_node(copy)
     module.recompile()
-    return mutated
+    return mutated, results
 
 
 def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | None], ...]:
@@ -170,5 +187,7 @@ def _constant(value: Any) -> bool | int | float | str | None:
     if value is None or isinstance(value, torch.Tensor):
         return None
     if not isinstance(value, bool | int | float | str):
-        raise RelaxFusionError(f"an input is {value!r}; must be a tensor, a number or a text")
+        raise RelaxFusionError(
+            f"an argument or a result is {value!r}; must be a tensor, a number or a text"
+        )
     return value

@@ -100,6 +100,35 @@ def test_another_number_than_the_examples_is_refused(tmp_path):
             each(torch.ones(4, 4), 3)
 
 
+def test_arguments_by_name_and_results_that_are_no_tensors(tmp_path):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("whole", torch.arange(8.0))
+            self.register_buffer("part", self.whole[2:6])
+
+        def forward(self, x, *, a, b):
+            return x * a - b + self.whole.sum() + self.part, None, 3
+
+    model, x = Two().eval(), torch.randn(4)
+    a, b = torch.tensor(2.0), torch.tensor(5.0)
+    compiled = door.compile(model, (x,), {"a": a, "b": b})
+    compiled.save(tmp_path / "kept")
+    for each in (compiled, door.load(tmp_path / "kept")):
+        found, expected = each(x, b=b, a=a), model(x, b=b, a=a)
+        torch.testing.assert_close(found[0], expected[0])
+        assert found[1:] == (None, 3)
+
+
+def test_a_damaged_library_is_refused(tmp_path):
+    _, compiled = made()
+    compiled.save(tmp_path / "kept")
+    library = tmp_path / "kept" / "model.so"
+    library.write_bytes(library.read_bytes()[:1000])
+    with pytest.raises(ModelFileError, match=r"model.so has another checksum; it is damaged"):
+        door.load(tmp_path / "kept")
+
+
 def test_a_compiled_model_is_not_pickled():
     _, compiled = made()
     with pytest.raises(TypeError, match=r"use save\(\) and load\(\)"):

@@ -2,7 +2,7 @@
 
 `chain` finds it; `softmax` and `steps` read it backwards to its first matmul, collecting `scores`;
 `operands` and `layout` look through the movements around it, by what each axis holds;
-`modifiers` tells what its masks mean (`masks`, `bands`, `alibi`), by what their elements are, once
+`modifiers` tells what its masks mean (`masks`, `bands`, `hiding`), by what their elements are, once
 they are `aligned` with the scores.
 """
 
