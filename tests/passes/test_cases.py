@@ -7,6 +7,7 @@ say of them.
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import pytest
 from tvm import ir, relax
@@ -32,27 +33,21 @@ def test_what_a_pass_makes_of_it(case: Case) -> None:
         assert found == case.outcome
 
 
-@pytest.fixture(scope="module")
-def machine(request: pytest.FixtureRequest) -> tuple[relax.VirtualMachine, ir.IRModule]:
-    """The chains of one file that are compared at one time, compiled together."""
-    file, when = request.param
+@cache
+def machine(file: str, when: str) -> tuple[relax.VirtualMachine, ir.IRModule]:
+    """Return the chains of one file that are compared at one time, compiled together, once."""
     chains = [case.chain for case in cases(file).values() if case.numbers == when]
     mod = module(chains)
     return compiled(mod, chains), mod
 
 
 COMPARED = [
-    pytest.param(
-        (case.file, case.numbers),
-        case.chain,
-        id=str(case),
-        marks=[pytest.mark.slow] if case.numbers == "slow" else [],
-    )
+    pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.numbers == "slow" else [])
     for case in CASES
     if case.numbers != "no numbers"
 ]
 
 
-@pytest.mark.parametrize(("machine", "chain"), COMPARED, indirect=["machine"])
-def test_numbers(machine, chain) -> None:
-    assert_numbers(*machine, chain)
+@pytest.mark.parametrize("case", COMPARED)
+def test_numbers(case: Case) -> None:
+    assert_numbers(*machine(case.file, case.numbers), case.chain)
