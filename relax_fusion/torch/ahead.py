@@ -31,8 +31,6 @@ from .options import TorchOptions, options_of
 from .program import Program
 from .record import PieceRecord, Uses, piece_record, tuples
 
-_aten = torch.ops.aten
-
 VERSION = 1
 """The version of the files that `Compiled.save` writes."""
 

@@ -22,6 +22,7 @@ from ..validation import Natural
 from .graph import import_graph, refusals
 from .options import TorchOptions
 from .record import PieceRecord
+from .sizes import dtype_name
 from .writes import write_in_place
 
 _aten = torch.ops.aten
@@ -180,7 +181,7 @@ def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | Non
 
 
 def _dtype(value: Any) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
+    return dtype_name(value.dtype) if isinstance(value, torch.Tensor) else ""
 
 
 def _constant(value: Any) -> bool | int | float | str | None:

@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from ..files import read_file
 from .options import TorchOptions
 from .sizes import order_of
 
@@ -36,6 +37,8 @@ def fingerprint(module: GraphModule, weights: set[int], options: TorchOptions, t
     """
     lines = [_own_files(), *(f"{name} {version(name)}" for name in _PACKAGES)]
     chosen = {k: v for k, v in vars(options).items() if k not in (*_NOT_OF_CODE, "target")}
+    if options.database is not None:  # plans of another content are other code
+        lines.append(hashlib.sha256(read_file(Path(options.database))).hexdigest())
     lines += [target, repr(sorted(chosen.items())), repr(sorted(weights))]
     names = {node: f"%{n}" for n, node in enumerate(module.graph.nodes)}
     symbols: dict[str, str] = {}

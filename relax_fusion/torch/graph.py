@@ -18,7 +18,7 @@ from tvm import ir, relax, tirx
 
 from ..frontends.imported import reason
 from ..frontends.torch import Importer, array_of
-from .record import PieceRecord, inverse
+from .record import PieceRecord, inverse, is_row_major
 from .sizes import (
     DTYPES,
     Refusal,
@@ -126,6 +126,8 @@ class Translator(Importer):
         """
         changed: dict[Node, Any] = {}
         for index, size in indices_of(node):
+            if index in changed:
+                raise Refusal("one tensor of indices looks up along dimensions of several sizes")
             changed[index] = self.env[index]
             self.env[index] = self._within(self.env[index], self._sizes.expr(size), index)
         yield
@@ -142,7 +144,7 @@ class Translator(Importer):
         return self._emit(relax.op.maximum(relax.op.minimum(wrapped, last), zero))
 
     def _check(self, node: Node, made: Any) -> None:
-        """Refuse what has another dtype or rank than in PyTorch."""
+        """Refuse what has another dtype or shape than in PyTorch."""
         value = node.meta["val"]
         if not isinstance(value, tuple | list):
             self._check_one(value, made)
@@ -313,7 +315,7 @@ def _unknown(node: Node, sizes: Sizes) -> Any:
 
 
 def _permuted(builder: relax.BlockBuilder, value: relax.Expr, axes: tuple[int, ...]) -> relax.Expr:
-    if axes == tuple(range(len(axes))):
+    if is_row_major(axes):
         return value
     return builder.emit(relax.op.permute_dims(value, list(axes)))
 

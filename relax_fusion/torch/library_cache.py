@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -24,9 +23,8 @@ from ..errors import RelaxFusionError
 from ..files import read_file, write_file
 from ..hardware.target import user_cache_directory
 from ..validation import read
+from .messages import LOG
 from .record import GraphRecord, piece_record, tuples
-
-_LOG = logging.getLogger("relax_fusion.torch")
 
 
 class LibraryCache:
@@ -51,7 +49,7 @@ class LibraryCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, RelaxFusionError, RuntimeError) as err:
-            _LOG.warning("%s is damaged (%s); the graph is compiled again", path, err)
+            LOG.warning("%s is damaged (%s); the graph is compiled again", path, err)
             return None
 
     def _load(self, name: str, digest: str) -> Any:
@@ -68,7 +66,7 @@ class LibraryCache:
             text = json.dumps({"record": asdict(record), "libraries": kept})
             write_file(self.directory / f"{key}.json", text)
         except (OSError, RuntimeError) as err:
-            _LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)
+            LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)
 
     def _keep(self, executable: Any) -> tuple[str, str]:
         handle, name = tempfile.mkstemp(suffix=".so", dir=self.directory, prefix=".part")

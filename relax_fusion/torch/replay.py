@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,8 +9,7 @@ from typing import TypeAlias
 import torch
 
 from ..frontends.imported import reason
-
-_LOG = logging.getLogger("relax_fusion.torch")
+from .messages import LOG
 
 MOST_GRAPHS = 16
 """The number of graphs that one piece captures at most; further sizes are launched as usual."""
@@ -79,7 +77,7 @@ class Replay:
                 captured = self._seen[key] = self._capture(passed, variable)
             except RuntimeError as err:  # of the CUDA runtime, by PyTorch or TVM
                 self._off = True
-                _LOG.warning("a piece cannot be captured as a CUDA graph: %s", reason(err))
+                LOG.warning("a piece cannot be captured as a CUDA graph: %s", reason(err))
                 return self._run(passed)
         for n, kept in captured.inputs.items():
             kept.copy_(passed[n])

@@ -11,13 +11,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from ..frontends.torch import Importer
 from .sizes import DTYPES
 from .writes import write_rows
-
-_KNOWN = frozenset(Importer().convert_map)
-_STATEFUL = ("rand", "dropout", "bernoulli", "multinomial", "empty", "_assert", "item", "_local")
-"""How the names begin of operators that draw numbers, read memory as it is, or end the program."""
 
 
 class _Support(OperatorSupportBase):
@@ -33,7 +28,7 @@ class _Support(OperatorSupportBase):
             return False
         if isinstance(node.meta.get("val"), torch.SymInt | int | float | bool):
             return False  # a size: PyTorch computes it faster than a piece could be called
-        if why := self._refusal(node):
+        if node not in self.refusals and (why := self._refusal(node)):
             self.refusals[node] = why
         return node not in self.refusals
 
@@ -43,13 +38,8 @@ class _Support(OperatorSupportBase):
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return f"{getattr(target, '__name__', target)} is no operator of ATen"
-        name = target.__name__
         if target._schema.is_mutable:
             return f"{target} writes to its arguments"
-        if target.namespace != "aten" or name not in _KNOWN:
-            return f"TVM's importer does not know {target}"
-        if name.startswith(_STATEFUL):
-            return f"{target} depends on more than its arguments"
         values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
         return next((why for value in values if (why := self._unfit(value))), "")
 

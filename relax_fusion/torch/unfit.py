@@ -18,6 +18,9 @@ _WRONG = {
 }
 """What an operator does that the importer's translation does not."""
 
+_STATEFUL = ("empty", "_assert", "item", "_local")
+"""How the names begin of operators that read memory as it is, or end the program."""
+
 _SORTING = ("sort", "argsort", "topk", "max.dim", "min.dim", "argmax", "argmin")
 _SORTED = (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64)
 """The dtypes that TVM sorts right; bfloat16 gives wrong numbers, bytes an error in the call."""
@@ -38,6 +41,8 @@ def unfit(node: Node) -> str:
     if target in _WRONG:
         return f"{target} {_WRONG[target]}, which TVM's importer leaves out"
     name = target.__name__
+    if name.startswith(_STATEFUL):
+        return f"{target} depends on more than its arguments"
     if name.startswith(_SORTING) and _dtype(node.args[0]) not in _SORTED:
         return f"TVM does not sort {_dtype(node.args[0])}"
     if name.startswith("avg_pool") and len(node.args) > 6 and node.args[6] is not None:
@@ -74,7 +79,7 @@ def indices_of(node: Node) -> Iterator[tuple[Node, Any]]:
         found = [(args[1], args[0].meta["val"].numel())]
     else:
         return
-    for index, size in {index: (index, size) for index, size in found}.values():
+    for index, size in dict.fromkeys(found):
         if index.meta["val"].dtype in (torch.int64, torch.int32):
             yield index, size
 
@@ -85,5 +90,6 @@ def counts_from_the_start(node: Node) -> bool:
     if name.startswith(_VIEWS):
         return counts_from_the_start(cast("Node", node.args[0]))
     if name == "arange.start_step":
-        return all(isinstance(n, int) and n >= 0 for n in (node.args[0], node.args[-1]))
+        start, _, step = (*node.args, 1)[:3]
+        return all(isinstance(n, int) and n >= 0 for n in (start, step))
     return name.startswith(_COUNTS)

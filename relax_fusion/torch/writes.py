@@ -16,13 +16,11 @@ import torch
 from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
+from ..transforms.modules import OPAQUE
 from ..tvm_ir import IRBuilder, T
 from .record import Uses
 
 _aten = torch.ops.aten
-
-OPAQUE = 8
-"""The `relax` operator pattern of a kernel that nothing is fused with (kOpaque)."""
 
 
 def write_rows(cache: torch.Tensor, axis: int, rows: torch.Tensor, values: torch.Tensor) -> Any:

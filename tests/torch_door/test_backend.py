@@ -255,6 +255,7 @@ LOOKED_UP = {
     "rows by a list": lambda x, r: x[[-1, -2]],
     "rows by numbers": lambda x, r: x[r - 4],
     "elements": lambda x, r: x[r - 4, r % 3 - 3],
+    "along two dimensions": lambda x, r: x[r - 4, r - 4] + x[r, r],
     "of one dimension": lambda x, r: x[0][-1] * 2 + x.flatten()[-2],
     "the last rows": lambda x, r: x[-1] + x.select(0, -2),
     "taken": lambda x, r: x.take(r - 4),
