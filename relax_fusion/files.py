@@ -16,6 +16,22 @@ MOST_BYTES = 2**28
 kernel, is as long."""
 
 
+def user_cache_directory() -> Path:
+    """Return where this user keeps what can be made again.
+
+    ``RELAX_FUSION_CACHE_DIR``, else ``relax_fusion`` in ``XDG_CACHE_HOME`` or ``~/.cache``.  For a
+    user without a home it is a place where nothing can be kept.
+    """
+    ours = os.environ.get("RELAX_FUSION_CACHE_DIR")
+    if ours:
+        return Path(ours)
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "relax_fusion"
+    except RuntimeError:  # no HOME, and no entry among the users
+        return Path(os.devnull) / "relax_fusion"
+
+
 def check_regular(path: Path) -> os.stat_result:
     """Refuse a pipe, of which opening would wait, and a device, which may have no end.
 

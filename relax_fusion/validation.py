@@ -167,6 +167,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
+def reason(err: Exception) -> str:
+    """Condense an error, which may carry pages, to what it says first."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
+
+
 @cache
 def _model(cls: type) -> type[BaseModel]:
     """Return the pydantic model of a dataclass."""

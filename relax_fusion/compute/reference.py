@@ -125,6 +125,19 @@ FUNCTIONS: Mapping[str, Callable[..., tirx.Expr]] = {
 """What each of the operators of a graph computes that is no formula of others, in float32."""
 
 
+@contextmanager
+def statement(name: str, sizes: Mapping[str, Any], kinds: str) -> Iterator[list[tirx.Var]]:
+    """Open a block called `name` within loops over `sizes`; its axes are of `kinds`."""
+    with T.grid(*sizes.values()) as loops:
+        loops = [loops] if isinstance(loops, ir.Var) else list(loops)
+        IRBuilder.name_many(list(sizes), loops)
+        with T.sblock(name):
+            places = T.axis.remap(kinds, loops)
+            places = [places] if isinstance(places, ir.Var) else list(places)
+            IRBuilder.name_many([f"v_{each}" for each in sizes], places)
+            yield places
+
+
 class Writer:
     """The buffers so far; `write` adds a statement to the function that is being built."""
 
@@ -157,16 +170,10 @@ class Writer:
         self, name: str, axes: tuple[Axis, ...], reduced: tuple[Axis, ...]
     ) -> Iterator[None]:
         """Open a block called `name` within its loops."""
-        every = (*axes, *reduced)
-        with T.grid(*(self._size(a.size) for a in every)) as loops:
-            loops = [loops] if isinstance(loops, ir.Var) else list(loops)
-            IRBuilder.name_many([a.name for a in every], loops)
-            with T.sblock(name):
-                places = T.axis.remap("S" * len(axes) + "R" * len(reduced), loops)
-                places = [places] if isinstance(places, ir.Var) else list(places)
-                IRBuilder.name_many([f"v_{a.name}" for a in every], places)
-                self.axes = {a.name: v for a, v in zip(every, places, strict=True)}
-                yield
+        sizes = {a.name: self._size(a.size) for a in (*axes, *reduced)}
+        with statement(name, sizes, "S" * len(axes) + "R" * len(reduced)) as places:
+            self.axes = dict(zip(sizes, places, strict=True))
+            yield
 
     def _nothing(self, block: Block) -> tirx.Expr:
         """Return what combining nothing gives."""

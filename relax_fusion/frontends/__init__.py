@@ -14,16 +14,29 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import MissingPackageError, ModelFileError
 from ..files import check_regular
-from .imported import ImportedModel, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from .imported import ImportedModel, Signature, TensorSpec
 
 __all__ = ["SUFFIXES", "ImportedModel", "Signature", "TensorSpec", "read_model"]
 
 
-Reader: TypeAlias = Callable[[Path], ImportedModel]
+Reader: TypeAlias = "Callable[[Path], ImportedModel]"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Import what describes a model, and with it TVM, when it is first asked for."""
+        if name not in ("ImportedModel", "Signature", "TensorSpec"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import imported
+
+        return getattr(imported, name)
 
 
 def _onnx() -> Reader:

@@ -171,12 +171,6 @@ def _sizes(
     return found
 
 
-def reason(err: Exception) -> str:
-    """Condense an error of an importer, which may carry pages, to what it says first."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
-
-
 def with_clipped_indices(mod: ir.IRModule) -> ir.IRModule:
     """Let lookups read the nearest row where an index is beyond the table.
 

@@ -21,8 +21,8 @@ from ..errors import ModelFileError
 from ..matching.pattern import is_call
 from ..transforms.modules import with_functions
 from ..tvm_ir import GenericConst, structural_map
-from ..validation import shown
-from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+from ..validation import reason, shown
+from .imported import FUNCTION, ImportedModel, signature_of, with_clipped_indices
 
 LARGEST_CONSTANT = 4096
 """A constant of at most this many elements stays in the code: passes look into such ones."""

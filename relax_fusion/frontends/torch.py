@@ -21,7 +21,8 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..errors import MissingPackageError, ModelFileError
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
-from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+from ..validation import reason
+from .imported import FUNCTION, ImportedModel, signature_of, with_clipped_indices
 from .promotion import DECOMPOSED, written_out
 
 _OUTPUT = re.compile(rb'\\"type\\": \\"(transformers[\w.]*)\.\w+\\"')

@@ -24,8 +24,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from ..files import read_file
-from ..hardware.target import user_cache_directory
+from ..files import read_file, user_cache_directory
 from ..launch.kernel import CompiledKernel
 
 _MAGIC = b"relax_fusion kernel 1"
@@ -40,7 +39,7 @@ class KernelCache:
     Parameters
     ----------
     directory : Path, optional
-        Made when first written to; `relax_fusion.hardware.target.user_cache_directory` by default.
+        Made when first written to; `relax_fusion.files.user_cache_directory` by default.
     """
 
     def __init__(self, directory: Path | None = None):

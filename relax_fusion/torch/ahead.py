@@ -11,10 +11,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import tvm
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.export import ExportedProgram
@@ -23,13 +22,14 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ModelFileError, PipelineError
 from ..files import read_file, write_file
-from ..report import Report
 from ..validation import read
 from .decompositions import decompositions
-from .exported import Interface, compile_program
 from .options import TorchOptions, options_of
-from .program import Program
-from .record import PieceRecord, Uses, piece_record, tuples
+from .program import Program, load_library
+from .record import Interface, PieceRecord, Uses, piece_record, tuples
+
+if TYPE_CHECKING:
+    from ..report import Report
 
 VERSION = 1
 """The version of the files that `Compiled.save` writes."""
@@ -74,7 +74,7 @@ class Compiled:
         uses = Uses(
             interface.mutated, frozenset(range(len(interface.mutated), len(record.returned)))
         )
-        module = tvm.runtime.load_module(str(library))
+        module = load_library(library, self._device)
         self._program = Program(record, module, self._device, uses, replay=interface.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -237,6 +237,9 @@ def compile(  # the field's name for it
         raise PipelineError(f"module is {type(module).__name__}; must be a torch.nn.Module")
     if module.training:
         raise PipelineError("the module is in training mode; call module.eval() first")
+    from ..report import Report
+    from .exported import compile_program  # imports TVM
+
     chosen = options_of(options)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # PyTorch's own use of it

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -14,23 +13,18 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
-from tvm.target import Target
 
-from ..entry import build, partition
 from ..errors import PipelineError, RelaxFusionError, TargetError
-from ..frontends.imported import reason, with_clipped_indices
 from ..frontends.promotion import written_out
-from ..report import Report
+from ..validation import reason
 from .check import Checked
 from .decompositions import decompositions
 from .fingerprint import fingerprint
-from .graph import import_graph, refusals
 from .library_cache import LibraryCache
-from .messages import LOG, Told
+from .messages import LOG, Told, check_strict
 from .options import TorchOptions, options_of
 from .program import Program
-from .record import GraphRecord, PieceRecord
-from .split import split
+from .split import cut
 from .writes import results_of, write_in_place
 
 
@@ -128,84 +122,33 @@ def compile_graph(
     """
     start = time.perf_counter()
     device = _device_of(inputs)
-    target = options.target_for(device)
     weights = _static_arguments()
     write_in_place(module)
     written_out(module)
-    key = fingerprint(module, weights, options, str(target))
-    cache = LibraryCache() if options.cache and not options.dryrun else None
-    found = cache.get(key) if cache is not None else None
-    refused = found[0].refusals if found is not None else _refused(module)
-    nodes = {n: refused[n.name] for n in module.graph.nodes if n.name in refused}
-    names, left = split(module, device, nodes, options.min_block_size)
-    told = Told(key, options)
-    told.pieces(names, left)
+    key = fingerprint(module, weights, options, options.compiled_for(device))
+    cache = LibraryCache(device) if options.cache and not options.dryrun else None
+    found = None if cache is None else cache.get(key, module)
     if found is None:
-        made = [_made(module, name, weights, target, options, told) for name in names]
-        record = GraphRecord(
-            refused, tuple(each.record for each in made), tuple(each.verdict for each in made)
-        )
-        libraries = [each.executable for each in made if each.record is not None]
+        from .pieces import compile_pieces  # imports TVM
+
+        target = options.target_for(device)
+        record, made = compile_pieces(module, device, weights, options, target)
         if cache is not None:
-            cache.put(key, record, libraries)
+            cache.put(key, record, made)
+        libraries = [each.jit() for each in made if each is not None]
     else:
         record, libraries = found
-        for verdict in record.verdicts:
-            told.recall(verdict)
-    ready = iter(libraries)
-    for name, piece in zip(names, record.pieces, strict=True):
-        if piece is not None:
-            eager = module.get_submodule(name)
-            uses = results_of(module, name, piece.inputs)
-            replay = options.use_cuda_graph
-            program = Program(piece, next(ready), device, uses, eager, replay=replay)
-            _replace(module, name, Checked(name, program, eager) if options.check else program)
+        check_strict(options, record.left)
+    told = Told(key, options)
+    told.pieces(record.verdicts, record.left)
+    names = [] if options.dryrun else cut(module, record.operators)
+    for name, piece, library in zip(names, record.pieces, libraries, strict=False):
+        eager = module.get_submodule(name)
+        uses = results_of(module, name, piece.inputs)
+        program = Program(piece, library, device, uses, eager, replay=options.use_cuda_graph)
+        _replace(module, name, Checked(name, program, eager) if options.check else program)
     told.ready(time.perf_counter() - start, cached=found is not None)
     return _boxed(module)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A piece that was compiled, or not."""
-
-    verdict: str
-    record: PieceRecord | None = None
-    executable: Any = None
-
-
-def _made(
-    module: GraphModule,
-    name: str,
-    weights: set[int],
-    target: Target,
-    options: TorchOptions,
-    told: Told,
-) -> _Made:
-    """Compile a piece of a graph; where that fails it stays in PyTorch, and a warning names it."""
-    arguments = [node for node in module.graph.nodes if node.op == "placeholder"]
-    (call,) = module.graph.find_nodes(op="call_module", target=name)
-    fixed = {arguments[n] for n in weights}
-    report = Report()
-    try:
-        piece = cast("GraphModule", module.get_submodule(name))
-        mod, record = import_graph(piece, lambda n: call.args[n] in fixed)
-        mod = with_clipped_indices(mod)
-        if options.dryrun:
-            partition(mod, target, report=report, **options.pipeline(target))
-            return _Made(told.verdict(name, report))
-        executable = build(mod, target, report=report, **options.pipeline(target))
-    except Exception as err:  # whatever stands in the way, PyTorch can run the piece
-        if options.strict:
-            raise RelaxFusionError(f"{name} cannot be compiled: {reason(err)}") from err
-        LOG.debug("%s cannot be compiled", name, exc_info=True)
-        text = f"relax_fusion: {name} stays in PyTorch, it cannot be compiled: {reason(err)}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return _Made(told.recall(f"  {name}: stays in PyTorch: {reason(err)}\n"))
-    return _Made(told.verdict(name, report), record, executable)
-
-
-def _refused(module: GraphModule) -> dict[str, str]:
-    return {node.name: why for node, why in refusals(module).items()}
 
 
 def _replace(module: GraphModule, name: str, program: Callable[..., Any]) -> None:

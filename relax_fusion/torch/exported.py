@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,56 +17,13 @@ from ..errors import RelaxFusionError
 from ..frontends.imported import with_clipped_indices
 from ..frontends.promotion import written_out
 from ..report import Report
-from ..validation import Natural
 from .graph import import_graph, refusals
 from .options import TorchOptions
-from .record import PieceRecord
+from .record import Interface, PieceRecord
 from .sizes import dtype_name
 from .writes import write_in_place
 
 _aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Interface:
-    """How a compiled model is called from outside.
-
-    Parameters
-    ----------
-    device : str
-        Where its tensors are.
-    held : tuple of str
-        The names of the weights and buffers that are the first arguments of the graph.
-    inputs, outputs : str
-        How the other arguments and the results are nested, as PyTorch's JSON of a tree.
-    shapes : tuple of tuple
-        The least and the largest size of each dimension of each input; None for no limit.
-    dtypes : tuple of str
-        The dtype of each input; empty for what is no tensor.
-    constants : tuple
-        The inputs that are no tensors, which are a part of the code; None for the others.
-    mutated : tuple of tuple
-        The argument of the graph that takes a result, and the number of that result; the caller
-        gets those behind.
-    results : tuple of tuple
-        Whether a result is a tensor, and what it is if not.
-    keywords : tuple of str
-        The names of the arguments that are passed by name, in order.
-    replay : bool
-        Whether calls are captured as CUDA graphs.
-    """
-
-    device: str
-    held: tuple[str, ...]
-    inputs: str
-    outputs: str
-    shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
-    dtypes: tuple[str, ...]
-    constants: tuple[bool | int | float | str | None, ...]
-    mutated: tuple[tuple[Natural, Natural], ...]
-    results: tuple[tuple[bool, bool | int | float | str | None], ...]
-    keywords: tuple[str, ...]
-    replay: bool
 
 
 def compile_program(

@@ -14,14 +14,16 @@ from torch.fx import GraphModule, Node
 
 from ..files import read_file
 from .options import TorchOptions
-from .sizes import order_of
+from .record import order_of
 
 _PACKAGES = ("apache-tvm", "torch", "triton")
 _NOT_OF_CODE = ("report", "strict", "dryrun", "check", "cache", "use_cuda_graph")
 """Options that compiled code does not depend on."""
 
 
-def fingerprint(module: GraphModule, weights: set[int], options: TorchOptions, target: str) -> str:
+def fingerprint(
+    module: GraphModule, weights: set[int], options: TorchOptions, compiled_for: str
+) -> str:
     """Return the key of a graph: 32 hexadecimal digits.
 
     Parameters
@@ -32,14 +34,14 @@ def fingerprint(module: GraphModule, weights: set[int], options: TorchOptions, t
         Which arguments are the same tensors in every call.
     options : TorchOptions
         How it is compiled.
-    target : str
-        What it is compiled for.
+    compiled_for : str
+        As `TorchOptions.compiled_for` has it.
     """
     lines = [_own_files(), *(f"{name} {version(name)}" for name in _PACKAGES)]
     chosen = {k: v for k, v in vars(options).items() if k not in (*_NOT_OF_CODE, "target")}
     if options.database is not None:  # plans of another content are other code
         lines.append(hashlib.sha256(read_file(Path(options.database))).hexdigest())
-    lines += [target, repr(sorted(chosen.items())), repr(sorted(weights))]
+    lines += [compiled_for, repr(sorted(chosen.items())), repr(sorted(weights))]
     names = {node: f"%{n}" for n, node in enumerate(module.graph.nodes)}
     symbols: dict[str, str] = {}
     for node in module.graph.nodes:

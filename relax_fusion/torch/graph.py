@@ -16,24 +16,15 @@ import torch
 from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
-from ..frontends.imported import reason
 from ..frontends.torch import Importer, array_of
-from .record import PieceRecord, inverse, is_row_major
-from .sizes import (
-    DTYPES,
-    Refusal,
-    Sizes,
-    bounds,
-    dtype_name,
-    loose_sizes,
-    order_of,
-    tensor_type,
-)
+from ..validation import reason
+from .program import MAIN
+from .record import PieceRecord, inverse, is_row_major, order_of
+from .sizes import Refusal, Sizes, bounds, dtype_name, loose_sizes, tensor_type
+from .split import DTYPES
 from .unfit import counts_from_the_start, indices_of, unfit
-from .writes import chosen_rows, write_call, write_rows
-
-MAIN = "main"
-"""The name of the function that a piece becomes."""
+from .write_kernel import write_call
+from .writes import chosen_rows, write_rows
 
 
 class Translator(Importer):

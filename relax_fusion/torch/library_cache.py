@@ -17,14 +17,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import tvm
+import torch
+from torch.fx import GraphModule
 
 from ..errors import RelaxFusionError
-from ..files import read_file, write_file
-from ..hardware.target import user_cache_directory
-from ..validation import read
+from ..files import read_file, user_cache_directory, write_file
+from ..validation import read, reason
 from .messages import LOG
+from .program import load_library
 from .record import GraphRecord, piece_record, tuples
+from .split import check_cut
+
+VERSION = 2
+"""The version of the records."""
 
 
 class LibraryCache:
@@ -32,38 +37,52 @@ class LibraryCache:
 
     Parameters
     ----------
+    device : torch.device
+        Where their code runs.
     directory : Path, optional
         Made when first written to; ``torch`` in the cache of the user by default.
     """
 
-    def __init__(self, directory: Path | None = None):
+    def __init__(self, device: torch.device, directory: Path | None = None):
         self.directory = directory or user_cache_directory() / "torch"
+        self._device = device
 
-    def get(self, key: str) -> tuple[GraphRecord, list[Any]] | None:
-        """Return a graph's record and its libraries; None if it is not there, or damaged."""
+    def get(self, key: str, module: GraphModule) -> tuple[GraphRecord, list[Any]] | None:
+        """Return a graph's record and its libraries.
+
+        None if they are not there, damaged, of another version or of another graph than `module`:
+        the graph is compiled then, and its record replaced.
+        """
         path = self.directory / f"{key}.json"
         try:
             found = json.loads(read_file(path, own=True))
+            if found["version"] != VERSION or found["checksum"] != _checksum(found):
+                raise ValueError("it has another version or checksum")
             record = _record(found["record"], str(path))
-            return record, [self._load(name, digest) for name, digest in found["libraries"]]
+            counts = {len(record.operators), len(record.pieces), len(record.verdicts)}
+            if counts != {len(found["libraries"])}:
+                raise ValueError("its parts have other numbers of pieces")
+            check_cut(module, record.operators)
+            return record, [self._load(*each) for each in found["libraries"]]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError, RelaxFusionError, RuntimeError) as err:
-            LOG.warning("%s is damaged (%s); the graph is compiled again", path, err)
+        except Exception as err:  # whatever is wrong with a file, its graph can be compiled
+            LOG.warning("%s is damaged (%s); the graph is compiled again", path, reason(err))
             return None
 
     def _load(self, name: str, digest: str) -> Any:
         path = self.directory / Path(name).name
         if hashlib.sha256(read_file(path, own=True)).hexdigest() != digest:
             raise ValueError(f"{path} has another checksum")
-        return tvm.runtime.load_module(str(path))
+        return load_library(path, self._device)
 
     def put(self, key: str, record: GraphRecord, executables: Sequence[Any]) -> None:
         """Keep a graph.  A directory that cannot be written to is no error: it warns."""
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             kept = [self._keep(executable) for executable in executables]
-            text = json.dumps({"record": asdict(record), "libraries": kept})
+            told = {"version": VERSION, "record": asdict(record), "libraries": kept}
+            text = json.dumps({**told, "checksum": _checksum(told)})
             write_file(self.directory / f"{key}.json", text)
         except (OSError, RuntimeError) as err:
             LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)
@@ -82,9 +101,12 @@ class LibraryCache:
         return f"{digest}.so", digest
 
 
+def _checksum(told: dict[str, Any]) -> str:
+    """Return the checksum of what a file holds beside it."""
+    parts = {name: value for name, value in told.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
 def _record(data: Any, where: str) -> GraphRecord:
-    pieces = tuple(
-        None if each is None else piece_record(each, RelaxFusionError, where)
-        for each in data["pieces"]
-    )
+    pieces = tuple(piece_record(each, RelaxFusionError, where) for each in data["pieces"])
     return read(GraphRecord, {**tuples(data), "pieces": pieces}, RelaxFusionError, where)

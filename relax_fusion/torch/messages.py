@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch.fx import Node
+from typing import TYPE_CHECKING
 
 from ..errors import PipelineError, RelaxFusionError
 from ..files import locked
-from ..report import Report
 from .options import TorchOptions
+
+if TYPE_CHECKING:
+    from ..report import Report
 
 LOG = logging.getLogger("relax_fusion.torch")
 """The logger of this package: levels INFO for graphs and pieces, DEBUG for errors behind them."""
@@ -35,36 +36,17 @@ class Told:
         self._options = options
         self._lines: list[str] = []
 
-    def pieces(self, names: Sequence[str], left: Mapping[Node, str]) -> None:
-        """Tell how a graph was cut.
-
-        Raises
-        ------
-        RelaxFusionError
-            If nothing may be left, and something is.
-        """
-        why = Counter(left.values()).most_common()
-        self._tell(f"{self._name}: {_count(len(names), 'piece')} compiled")
+    def pieces(self, verdicts: Sequence[str], left: Sequence[str]) -> None:
+        """Tell how a graph was cut, and what was fused in its pieces."""
+        self._tell(f"{self._name}: {_count(len(verdicts), 'piece')} compiled")
         if left:
             self._tell(f"{self._name}: {_count(len(left), 'operator')} left to PyTorch")
-        for each, count in why:
+        for each, count in Counter(left).most_common():
             self._tell(f"  {count} x {each}")
-        if self._options.strict and left:
-            first = "; ".join(f"{count} x {each}" for each, count in why[:5])
-            many = _count(len(left), "operator")
-            raise RelaxFusionError(f"strict=True, and {many} would be left to PyTorch: {first}")
-
-    def verdict(self, piece: str, report: Report) -> str:
-        """Tell what was fused in a piece, and return what the report has of it."""
-        fused = Counter(each.pattern for each in report.fused)
-        text = ", ".join(f"{count} x {name}" for name, count in fused.items())
-        return self.recall(f"  {piece}: {text or 'nothing was fused'}\n\n{report.text()}\n")
-
-    def recall(self, verdict: str) -> str:
-        """Tell what was told when a piece was compiled."""
-        LOG.info("%s", verdict if self._options.dryrun else verdict.partition("\n")[0])
-        self._lines.append(verdict)
-        return verdict
+        for n, told in enumerate(verdicts):
+            text = f"  fused_{n}: {told}"
+            LOG.info("%s", text if self._options.dryrun else text.partition("\n")[0])
+            self._lines.append(text)
 
     def ready(self, seconds: float, *, cached: bool) -> None:
         """Tell that a graph can be called, and write the report."""
@@ -84,6 +66,22 @@ class Told:
     def _tell(self, line: str) -> None:
         LOG.info("%s", line)
         self._lines.append(line)
+
+
+def verdict(report: Report) -> str:
+    """Return what a report of a graph has of one of its pieces; its first line is for the log."""
+    fused = Counter(each.pattern for each in report.fused)
+    text = ", ".join(f"{count} x {name}" for name, count in fused.items())
+    return f"{text or 'nothing was fused'}\n\n{report.text()}\n"
+
+
+def check_strict(options: TorchOptions, left: Sequence[str]) -> None:
+    """Raise a `RelaxFusionError` if nothing may be left to PyTorch, and something is."""
+    if options.strict and left:
+        why = Counter(left).most_common(5)
+        first = "; ".join(f"{count} x {each}" for each, count in why)
+        many = _count(len(left), "operator")
+        raise RelaxFusionError(f"strict=True, and {many} would be left to PyTorch: {first}")
 
 
 def _count(number: int, what: str) -> str:

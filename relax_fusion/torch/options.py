@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from pydantic import InstanceOf
-from tvm.target import Target
 
 from ..errors import PipelineError, TargetError
-from ..estimator.family import Backend
-from ..hardware.target import host_target, is_cpu, is_cuda, make_target
-from ..validation import Count, check
+from ..validation import Count, check, shown
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+    TargetLike: TypeAlias = str | Target | None
+else:
+    TargetLike = Any  # checked without importing TVM
+
+Backend: TypeAlias = Literal["auto", "tir", "triton"]
+"""As of the pipeline; the estimator, which has it too, is imported where something is compiled."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class TorchOptions:
         Keep compiled pieces on disk, and take them from there.
     """
 
-    target: str | InstanceOf[Target] | None = None
+    target: TargetLike = None
     backend: Backend = "auto"
     validate: bool = False
     use_cuda_graph: bool = True
@@ -67,6 +76,27 @@ class TorchOptions:
     def __post_init__(self) -> None:
         """Refuse values that no part could honour."""
         check(self, PipelineError, "option ")
+        if self.target is None or isinstance(self.target, str):
+            return
+        from tvm.target import Target
+
+        if not isinstance(self.target, Target):
+            text = f"option target is {shown(self.target)}; must be a name, or a tvm.target.Target"
+            raise PipelineError(text)
+
+    def compiled_for(self, device: torch.device) -> str:
+        """Return what code depends on, beside these options, as a text: the target, or the device.
+
+        Raises
+        ------
+        TargetError
+            As `target_for`.
+        """
+        if self.target is not None or device.type not in ("cpu", "cuda"):
+            return str(self.target_for(device))
+        if device.type == "cpu":
+            return f"{_processor()} {torch.get_num_threads()} threads"
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
 
     def target_for(self, device: torch.device) -> Target:
         """Return what to compile for.
@@ -76,6 +106,8 @@ class TorchOptions:
         TargetError
             If the target is for another kind of device than `device`, or none is known for it.
         """
+        from ..hardware.target import is_cpu, is_cuda, make_target
+
         target = _target_of(device) if self.target is None else make_target(self.target)
         fits = is_cuda if device.type == "cuda" else is_cpu
         if not fits(target):
@@ -84,6 +116,8 @@ class TorchOptions:
 
     def pipeline(self, target: Target) -> dict[str, Any]:
         """Return the arguments of the pipeline."""
+        from ..hardware.target import is_cuda
+
         given = {
             name: getattr(self, name) for name in ("backend", "validate", "allow_tf32", "database")
         }
@@ -110,7 +144,22 @@ def options_of(given: Mapping[str, Any] | TorchOptions | None) -> TorchOptions:
     return TorchOptions(**(given or {}))
 
 
+@cache
+def _processor() -> str:
+    """Return what this machine's CPU is and can do."""
+    found = [platform.machine(), platform.processor()]
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        names = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
+        found += dict.fromkeys(line for line in lines if line.startswith(names))
+    return "\n".join(found)
+
+
 def _target_of(device: torch.device) -> Target:
+    from tvm.target import Target
+
+    from ..hardware.target import host_target, make_target
+
     if device.type == "cpu":
         attrs = {str(name): value for name, value in host_target().attrs.items()}
         return Target({"kind": "llvm", **attrs, "num-cores": torch.get_num_threads()})

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 import tvm_ffi
-from tvm import relax
+from tvm_ffi.libinfo import load_lib_ctypes
 
-from .graph import MAIN
 from .record import PieceRecord, Uses, inverse, is_row_major
 from .replay import Replay
+
+MAIN = "main"
+"""The name of the function that a piece becomes."""
+
+_POOLED = 2
+"""Of TVM's kinds of allocators the one that keeps memory that was used."""
 
 
 class Program:
@@ -25,8 +34,8 @@ class Program:
     ----------
     record : PieceRecord
         What it takes and returns.
-    library : tvm.runtime.Module
-        What `relax_fusion.build` made, loaded.
+    library : tvm_ffi.Module
+        Its code: a part of what `relax_fusion.build` made, or `load_library`.
     device : torch.device
         Where its tensors are.
     uses : Uses
@@ -53,7 +62,7 @@ class Program:
         self._uses = uses
         self._lock = threading.Lock()
         self._tvm_device = tvm_ffi.device(device.type, device.index or 0)
-        self._main = relax.VirtualMachine(library, self._tvm_device)[MAIN]
+        self._main = _machine(library, self._tvm_device)[MAIN]
         self._places = tuple((record.inputs.index(arg), result) for arg, result in uses.copies)
         self._written = (*record.written, *(place for place, _ in self._places))
         self._weights = _Weights(record.taken[len(record.inputs) - record.weights :])
@@ -128,6 +137,39 @@ class Program:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         context: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(self._tvm_device, stream)
         return context
+
+
+def load_library(path: Path, device: torch.device) -> Any:
+    """Load code that was kept in a file; for a CPU only TVM's runtime is loaded with it."""
+    if device.type != "cpu":
+        import tvm  # noqa: F401  (loads what runs on other devices)
+    _load_runtime()
+    return tvm_ffi.load_module(str(path))
+
+
+@cache
+def _load_runtime() -> None:
+    """Load TVM's runtime as importing TVM does, which takes a second more."""
+    spec = find_spec("tvm")
+    folders = [Path(root) / "lib" for root in (spec and spec.submodule_search_locations) or ()]
+    try:
+        if "TVM_LIBRARY_PATH" in os.environ:
+            raise OSError("TVM's libraries are elsewhere")
+        load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", folders)
+        load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_LOCAL", folders)
+    except (OSError, RuntimeError):
+        import tvm  # noqa: F401  (knows where they are)
+
+
+def _machine(library: Any, device: Any) -> Any:
+    """Return TVM's virtual machine for a library, as `tvm.relax.VirtualMachine` starts it."""
+    machine = library["vm_load_executable"]()
+    cpu = tvm_ffi.device("cpu", 0)
+    devices = dict.fromkeys((device, cpu))  # sizes are computed on a CPU
+    machine["vm_initialization"](
+        *(n for d in devices for n in (d.dlpack_device_type(), d.index, _POOLED))
+    )
+    return machine
 
 
 class _Weights:

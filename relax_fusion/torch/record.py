@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from pydantic import InstanceOf
 
 from ..validation import Natural, read
@@ -48,17 +49,20 @@ class GraphRecord:
 
     Parameters
     ----------
-    refusals : dict
-        Why an operator stays in PyTorch, by the name of its node.
+    operators : tuple of tuple of int
+        The nodes of each piece, by their numbers in the graph.
     pieces : tuple of PieceRecord
-        The pieces in the order of their calls; None where one could not be compiled.
+        The pieces.
     verdicts : tuple of str
         What the report has of each piece.
+    left : tuple of str
+        For each operator that stays in PyTorch, why.
     """
 
-    refusals: dict[str, str]
-    pieces: tuple[InstanceOf[PieceRecord] | None, ...]
+    operators: tuple[tuple[Natural, ...], ...]
+    pieces: tuple[InstanceOf[PieceRecord], ...]
     verdicts: tuple[str, ...]
+    left: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,48 @@ class Uses:
     returned: frozenset[int]
 
 
+@dataclass(frozen=True)
+class Interface:
+    """How a compiled model is called from outside.
+
+    Parameters
+    ----------
+    device : str
+        Where its tensors are.
+    held : tuple of str
+        The names of the weights and buffers that are the first arguments of the graph.
+    inputs, outputs : str
+        How the other arguments and the results are nested, as PyTorch's JSON of a tree.
+    shapes : tuple of tuple
+        The least and the largest size of each dimension of each input; None for no limit.
+    dtypes : tuple of str
+        The dtype of each input; empty for what is no tensor.
+    constants : tuple
+        The inputs that are no tensors, which are a part of the code; None for the others.
+    mutated : tuple of tuple
+        The argument of the graph that takes a result, and the number of that result; the caller
+        gets those behind.
+    results : tuple of tuple
+        Whether a result is a tensor, and what it is if not.
+    keywords : tuple of str
+        The names of the arguments that are passed by name, in order.
+    replay : bool
+        Whether calls are captured as CUDA graphs.
+    """
+
+    device: str
+    held: tuple[str, ...]
+    inputs: str
+    outputs: str
+    shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
+    dtypes: tuple[str, ...]
+    constants: tuple[bool | int | float | str | None, ...]
+    mutated: tuple[tuple[Natural, Natural], ...]
+    results: tuple[tuple[bool, bool | int | float | str | None], ...]
+    keywords: tuple[str, ...]
+    replay: bool
+
+
 def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:
     """Make a record of what a file has of it."""
     return read(PieceRecord, tuples(data), error, where)
@@ -87,6 +133,29 @@ def tuples(data: Any) -> Any:
     if isinstance(data, dict):
         return {name: tuples(value) for name, value in data.items()}
     return tuple(map(tuples, data)) if isinstance(data, list) else data
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a tensor from the slowest to the fastest.
+
+    They are returned in their own order where the elements are not dense.
+    """
+    rank = tensor.dim()
+    identity = tuple(range(rank))
+    if tensor.is_contiguous():
+        return identity
+    hints = [(_hint(s), _hint(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True)]
+    # dimensions of one element have any stride: they stay where they are
+    order = sorted(range(rank), key=lambda d: (-hints[d][0], d) if hints[d][1] != 1 else (0, d))
+    return tuple(order) if tensor.permute(order).is_contiguous() else identity
+
+
+def _hint(size: Any) -> int:
+    """Return a size, or for a symbolic one the size that was met first."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return int(found) if found is not None else 2
 
 
 def is_row_major(order: tuple[int, ...]) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from ..frontends.imported import reason
+from ..validation import reason
 from .messages import LOG
 
 MOST_GRAPHS = 16

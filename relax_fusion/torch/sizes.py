@@ -25,29 +25,6 @@ class Refusal(Exception):
         return str(self)
 
 
-def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a tensor from the slowest to the fastest.
-
-    They are returned in their own order where the elements are not dense.
-    """
-    rank = tensor.dim()
-    identity = tuple(range(rank))
-    if tensor.is_contiguous():
-        return identity
-    hints = [(_hint(s), _hint(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True)]
-    # dimensions of one element have any stride: they stay where they are
-    order = sorted(range(rank), key=lambda d: (-hints[d][0], d) if hints[d][1] != 1 else (0, d))
-    return tuple(order) if tensor.permute(order).is_contiguous() else identity
-
-
-def _hint(size: Any) -> int:
-    """Return a size, or for a symbolic one the size that was met first."""
-    if isinstance(size, int):
-        return size
-    found = size.node.hint
-    return int(found) if found is not None else 2
-
-
 @dataclass
 class Sizes:
     """The symbolic sizes of a graph, by their symbols."""
@@ -83,15 +60,6 @@ class Sizes:
 
 def _int64(value: Any) -> tirx.Expr:
     return tirx.IntImm("int64", value) if isinstance(value, int) else value
-
-
-DTYPES = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    }
-)
-"""The dtypes of tensors that a piece takes, makes and returns."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-from .sizes import DTYPES
 from .writes import write_rows
+
+DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    }
+)
+"""The dtypes of tensors that a piece takes, makes and returns."""
 
 
 class _Support(OperatorSupportBase):
@@ -58,13 +66,13 @@ class _Support(OperatorSupportBase):
 
 def split(
     module: GraphModule, device: torch.device, refused: Mapping[Node, str], least: int
-) -> tuple[list[str], dict[Node, str]]:
-    """Replace the operators that pieces can take by calls of submodules.
+) -> tuple[list[tuple[Node, ...]], dict[Node, str]]:
+    """Choose pieces, as few and as large as possible.
 
     Parameters
     ----------
     module : torch.fx.GraphModule
-        A functional graph of ATen operators; it is changed.
+        A functional graph of ATen operators.
     device : torch.device
         Where the tensors of pieces are.
     refused : mapping
@@ -74,22 +82,40 @@ def split(
 
     Returns
     -------
-    pieces : list of str
-        The names of the submodules.
-    refusals : dict
-        Why the operators that are left were left.
+    pieces : list of tuple of Node
+        The operators of each.
+    left : dict
+        Why the operators that no piece has are left.
     """
     support = _Support(device, refused)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
-    found = partitioner.propose_partitions()
-    kept = [part for part in found if _work(part.nodes) >= least]
-    for part in found:
-        if part not in kept:
-            why = f"its piece has {_work(part.nodes)} operators, fewer than min_block_size={least}"
-            support.refusals |= dict.fromkeys(_worth_telling(part.nodes), why)
+    pieces = []
+    for part in partitioner.propose_partitions():
+        if _work(part.nodes) >= least:
+            pieces.append(tuple(part.nodes))
+            continue
+        why = f"its piece has {_work(part.nodes)} operators, fewer than min_block_size={least}"
+        support.refusals |= dict.fromkeys(_worth_telling(part.nodes), why)
+    return pieces, support.refusals
+
+
+def check_cut(module: GraphModule, pieces: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError if a graph has no operators of these numbers, or one is in two pieces."""
+    nodes = list(module.graph.nodes)
+    chosen = [n for piece in pieces for n in piece]
+    fits = len(set(chosen)) == len(chosen) and all(
+        n < len(nodes) and nodes[n].op == "call_function" for n in chosen
+    )
+    if not fits or not all(pieces):
+        raise ValueError("it is of another graph")
+
+
+def cut(module: GraphModule, pieces: Sequence[Sequence[int]]) -> list[str]:
+    """Replace operators, by their numbers in a graph, by submodules; return their names."""
+    nodes = list(module.graph.nodes)
     before = {name for name, _ in module.named_children()}
-    partitioner.fuse_partitions(kept)
-    return [n for n, _ in module.named_children() if n not in before], support.refusals
+    fuse_by_partitions(module, [{nodes[n]: None for n in piece} for piece in pieces])
+    return [name for name, _ in module.named_children() if name not in before]
 
 
 def _work(nodes: Collection[Node]) -> int:

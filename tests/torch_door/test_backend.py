@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import relax_fusion.torch as door  # noqa: E402
 from relax_fusion.errors import PipelineError, TargetError  # noqa: E402
+from relax_fusion.torch import pieces  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -401,7 +402,7 @@ def test_a_mode_is_refused():
 
 def test_dryrun_compiles_nothing_and_tells(caplog, monkeypatch):
     caplog.set_level(logging.INFO, "relax_fusion.torch")
-    monkeypatch.setattr(door.backend, "build", None)
+    monkeypatch.setattr(pieces, "build", None)
     model, x = MLP().eval(), torch.randn(4, 32)
     with torch.no_grad():
         torch.testing.assert_close(compiled(model, dryrun=True)(x), model(x))
@@ -435,39 +436,3 @@ def test_a_report_is_written(tmp_path):
 def test_a_report_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(Exception, match=r"option report: .*missing/r.txt cannot be written"):
         compiled(lambda x: x @ x + 1, report=str(tmp_path / "missing" / "r.txt"))(torch.ones(2, 2))
-
-
-def test_another_process_takes_graphs_from_the_cache(caplog, monkeypatch):
-    model, x = MLP().eval(), torch.randn(4, 32)
-    with torch.no_grad():
-        compiled(model)(x)
-    torch._dynamo.reset()
-    caplog.set_level(logging.INFO, "relax_fusion.torch")
-    monkeypatch.setattr(door.backend, "build", None)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(model)(x), model(x))
-    assert "taken from the cache" in caplog.text
-
-
-@pytest.mark.parametrize("suffix", ["so", "json"])
-def test_a_damaged_cache_is_told_and_made_again(tmp_path, caplog, suffix):
-    model, x = MLP().eval(), torch.randn(4, 32)
-    with torch.no_grad():
-        compiled(model)(x)
-    (file,) = (tmp_path / "cache" / "torch").glob(f"*.{suffix}")
-    file.write_bytes(file.read_bytes()[:100])
-    torch._dynamo.reset()
-    caplog.set_level(logging.INFO, "relax_fusion.torch")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(model)(x), model(x))
-    assert "damaged" in caplog.text and "compiled in" in caplog.text
-
-
-def test_what_cannot_be_compiled_stays_in_pytorch_and_is_told(monkeypatch):
-    def fails(*args, **kwargs):
-        raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(door.backend, "build", fails)
-    model, x = MLP().eval(), torch.randn(4, 32)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="stays in PyTorch.*no such kernel"):
-        torch.testing.assert_close(compiled(model, strict=False)(x), model(x))

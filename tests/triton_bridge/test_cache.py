@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from relax_fusion.hardware.target import user_cache_directory
+from relax_fusion.files import user_cache_directory
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge import KernelCache
 from relax_fusion.triton_bridge.compile import compile_kernels
