@@ -27,6 +27,11 @@ inspect.modulesbyfile |= {
     "<frozen importlib._bootstrap>": "importlib._bootstrap",
     "<frozen importlib._bootstrap_external>": "importlib._bootstrap_external",
 }
+if "PYTEST_XDIST_WORKER" in os.environ:
+    import xdist
+
+    # A worker runs this file without importing it as a module
+    inspect.modulesbyfile[str(Path(xdist.__file__).with_name("remote.py"))] = "xdist"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax, tirx
 
 import relax_fusion
@@ -17,6 +16,7 @@ from relax_fusion import PipelineError, Report
 from relax_fusion.models import export, zoo_config
 
 from .support.chains import Chain, calls, module, outputs
+from .support.quick import machine, quick_host
 
 CHAIN = Chain(
     "main",
@@ -28,11 +28,11 @@ CHAIN = Chain(
 
 def test_in_two_steps_and_in_one() -> None:
     mod, report = module([CHAIN]), Report()
-    parts = relax_fusion.partition(mod, "llvm", report=report)
+    parts = relax_fusion.partition(mod, quick_host(), report=report)
     assert "call_tir" in calls(parts["main"]) and "sin" in calls(parts["main"])
     assert [d.pattern for d in report.fused] != []
-    built = [relax_fusion.build(m, "llvm") for m in (parts, mod)]
-    found = [outputs(relax.VirtualMachine(b, tvm.cpu()), "main", CHAIN.arrays())[0] for b in built]
+    built = [relax_fusion.build(m, quick_host()) for m in (parts, mod)]
+    found = [outputs(machine(b), "main", CHAIN.arrays())[0] for b in built]
     np.testing.assert_array_equal(*found)
 
 

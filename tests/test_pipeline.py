@@ -31,7 +31,7 @@ from relax_fusion.pipeline import PHASES
 
 from .support.chains import Chain, assert_numbers, module
 from .support.processes import without_torch
-from .support.quick import machine, quickly
+from .support.quick import machine, quick_host, quickly
 from .support.tiny_llama import TINY, TWO_LAYERS
 
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
@@ -165,9 +165,7 @@ def test_metadata_and_additional_functions() -> None:
                 b[vi] = a[vi] * T.float32(2)
 
     options = {"metadata": {"kind": "test"}, "additional_tirs": {"twice": twice}}
-    built = tvm.compile(
-        module([BLOCK]), target=make_target("llvm"), relax_pipeline=pipeline(**options)
-    )
+    built = quickly(module([BLOCK]), pipeline(**options))
     metadata = json.loads(machine(built)["_metadata"]())
     assert metadata["kind"] == "test" and set(metadata["memory_usage"]) == {"main"}
     given = tvm.runtime.tensor(np.ones(4, "float32"))
@@ -217,7 +215,7 @@ def test_dumps_can_be_read_again(tmp_path: Path) -> None:
 
 
 def test_phases_one_by_one_with_one_replaced() -> None:
-    options = PipelineOptions(make_target("llvm"), disable=("FuseGatedFFN",))
+    options = PipelineOptions(quick_host(), disable=("FuseGatedFFN",))
     seen = []
 
     def own_phase2(_: PipelineOptions) -> list[tvm.ir.transform.Pass]:
@@ -228,7 +226,7 @@ def test_phases_one_by_one_with_one_replaced() -> None:
     with options.target:
         for number, (_, phase, _) in enumerate(PHASES):
             mod = tvm.transform.Sequential((own_phase2 if number == 2 else phase)(options))(mod)
-    built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
+    built = quickly(mod, tvm.transform.Sequential([]), options.target)
     vm = machine(built)
     assert seen == ["phase 2"]
     assert_numbers(vm, module([BLOCK]), BLOCK)
@@ -297,6 +295,7 @@ def test_matmuls_that_crash_tvms_own_rule(off: tuple[str, ...]) -> None:
     assert "wgmma" in built.mod.imports[0].imports[0].inspect_source()
 
 
+@pytest.mark.slow  # tests/cli/test_cli.py cross-compiles one, too
 def test_cross_compiles_a_llama_for_h200(tmp_path: Path) -> None:
     target = make_target("h200")
     mod = export(TINY, dtype="float16", max_seq_len=32).mod

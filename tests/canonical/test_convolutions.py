@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 import relax_fusion
 from relax_fusion.canonical import MoveReshapes, MoveTransposes, MultiplyConvolutions
 
+from ..support.quick import machine, quick_host, quickly
 from .common import SIZES, computed, drawn, module, operators
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -190,9 +191,9 @@ def test_patches_become_rows_without_a_copy() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_fused_with_bias_and_activation(dtype: str) -> None:
     mod, report = module(STEM_PARAMS.format(dtype), STEM), relax_fusion.Report()
-    target = relax_fusion.make_target("llvm")
+    target = quick_host()
     pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
-    vm = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline), tvm.cpu())
+    vm = machine(quickly(mod, pipeline, target))
     (coverage,) = report.coverage
     assert coverage.chains["projection -> activation"] == (2, 2)
     sizes = {"b": 2, "s": 7}

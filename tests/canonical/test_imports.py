@@ -9,6 +9,7 @@ from tvm import relax
 
 from relax_fusion.canonical import MendImports
 
+from ..support.quick import machine, quickly
 from .common import assert_same_numbers, module, operators
 
 X = "x: R.Tensor(('b', 's', 8), 'float32')"
@@ -16,7 +17,7 @@ X = "x: R.Tensor(('b', 's', 8), 'float32')"
 
 def run(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     """Compile by TVM's own pipeline and run."""
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = machine(quickly(mod))
     return vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 

@@ -8,6 +8,7 @@ from tvm import relax
 
 from relax_fusion.canonical import MoveReshapes, MoveTransposes
 
+from ..support.quick import machine, quickly
 from .common import module, operators
 
 
@@ -30,7 +31,7 @@ def test_results_keep_the_sizes_that_a_function_says() -> None:
     assert isinstance(binding, relax.MatchCast)
     assert str(after["main"].ret_ty) == str(before["main"].ret_ty)
     relax.analysis.well_formed(after)  # raises
-    vm = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())
+    vm = machine(quickly(after))
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
     np.testing.assert_array_equal(vm["main"](tvm.runtime.tensor(x)).numpy(), -x)
 

@@ -10,6 +10,7 @@ from tvm import ir, relax
 import relax_fusion
 from relax_fusion.canonical import FuseNormRotation, MoveTransposes
 
+from ..support.quick import machine, quick_host, quickly
 from .common import assert_same_numbers, module, operators
 
 ROTATION = """
@@ -131,9 +132,9 @@ def test_angles_that_broadcast_the_heads() -> None:
 def test_scheduled_by_the_rule_of_norms(dtype: str) -> None:
     mod = heads("(1, 1, 's', 8)", "t = R.permute_dims(n, axes=[0, 2, 1, 3])", dtype)
     report = relax_fusion.Report()
-    target = relax_fusion.make_target("llvm")
+    target = quick_host()
     pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
-    vm = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline), tvm.cpu())
+    vm = machine(quickly(mod, pipeline, target))
     (rule,) = {s.rule for s in report.schedules if "rotation" in s.function}
     assert rule == "NormRule"
     rng = np.random.default_rng(1)

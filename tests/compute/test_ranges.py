@@ -16,6 +16,8 @@ from tvm.target import Target
 from relax_fusion.compute.ranges import stitch
 from relax_fusion.errors import LoweringError
 
+from ..support.quick import quickly
+
 WIDTH = 64
 CUDA = {"kind": "cuda", "arch": "sm_90a", "max_threads_per_block": 1024, "thread_warp_size": 32}
 
@@ -67,7 +69,7 @@ def test_llvm_runs_every_range() -> None:
         [(rows <= 4, on_cpu(func, 2)), (rows <= 16, on_cpu(func, 4)), (None, on_cpu(func, 8))]
     )
     assert all(f"T.vectorized(T.int64({n}))" in joined.script() for n in (2, 4, 8))
-    library = tvm.compile(joined, target="llvm")
+    library = quickly(joined)
     for rows in (1, 4, 5, 16, 17):
         source = np.random.default_rng(0).standard_normal((rows, WIDTH)).astype("float32")
         out = tensor(np.zeros_like(source))
@@ -92,7 +94,7 @@ def test_functions_made_apart_are_joined_over_the_first_ones_variables() -> None
     first, second = mirrored(), mirrored()
     joined = stitch([(row_count(first) <= 8, on_cpu(first, 4)), (None, on_cpu(second, 8))])
     assert joined.params[0].same_as(first.params[0])
-    library = tvm.compile(joined, target="llvm")
+    library = quickly(joined)
     source = np.arange(20 * WIDTH, dtype="float32").reshape(20, WIDTH)
     out = tensor(np.zeros_like(source))
     library["main"](tensor(source), out)

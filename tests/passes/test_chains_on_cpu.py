@@ -21,6 +21,7 @@ from relax_fusion.workload.roofline import size_at
 from ..support.chains import Chain, assert_numbers, compiled, module, run_pass
 from ..support.estimator_cases import plans_of
 from ..support.generated import draw_values, wrong
+from ..support.quick import loaded, quick, quickly
 from ..support.region_cases import CASES
 from ..support.slow import sampled
 
@@ -56,7 +57,7 @@ FLOATS = [c.chain.name for c in CASES if "int" not in c.statements and "float8" 
 def kernel_of(work: Region, plan: CpuChainPlan) -> tvm.runtime.Function:
     """Compile the kernel of a plan."""
     func = emit(work, plan, CPU).with_attr("global_symbol", "main")
-    return tvm.compile(tvm.IRModule({"main": func}), target=CPU)["main"]
+    return loaded(quickly(func, target=quick(CPU)))["main"]
 
 
 def check(work: Region, plan: CpuChainPlan, rows: int, first: float | None = None) -> str:

@@ -25,6 +25,7 @@ from relax_fusion.workload.reference import evaluate
 from relax_fusion.workload.values import Axis, Const, apply
 
 from ..support.generated import draw_values, wrong
+from ..support.quick import loaded, quickly
 from ..support.slow import sampled
 from ..support.strange_graphs import KINDS
 from . import graphs
@@ -47,7 +48,7 @@ def compare(graph: Graph, schedule: Schedule, sizes: Sizes, at: Sizes | None = N
     at = at or sizes
     inputs = inputs_of(graph, at, 0)
     func = scheduled_chain(graph, schedule, sizes).with_attr("global_symbol", "main")
-    run = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
+    run = loaded(quickly(func))["main"]
     shapes = [[d if isinstance(d, int) else at[d.name] for d in o.shape] for o in graph.outputs]
     pairs = zip(shapes, graph.outputs, strict=True)
     outputs = [tvm.runtime.tensor(np.full(s, np.nan, o.dtype)) for s, o in pairs]
@@ -115,7 +116,7 @@ def test_strange_graphs(kind: str, seed: int) -> None:
 def check_strange(graph: Graph, schedule: Schedule) -> None:
     given = draw_values(graph, 0, {})
     func = scheduled_chain(graph, schedule, {}).with_attr("global_symbol", "main")
-    run = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
+    run = loaded(quickly(func))["main"]
     made = [tvm.runtime.tensor(np.full(o.shape, np.nan, o.dtype)) for o in graph.outputs]
     run(*(tvm.runtime.tensor(given[o.name].astype(o.dtype)) for o in graph.inputs), *made)
     pairs = zip(graph.outputs, made, strict=True)
