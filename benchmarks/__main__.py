@@ -35,6 +35,7 @@ SUITES = {
             "decode.suite:Decode",
             "a token: CUDA graphs, torch.compile, the floor (GPU)",
         ),
+        "compiled": ("compiled:Compiled", "models by torch.compile's backends (GPU)"),
         "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),
         "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
         "cpu_chains": ("chains.cpu:CpuChains", "chains on this CPU: one kernel, and apart"),

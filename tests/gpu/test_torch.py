@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import relax_fusion.torch as door  # noqa: E402
-from tests.torch_door.small_models import DECODERS, ENCODERS  # noqa: E402
+from tests.torch_door.small_models import DECODERS, ENCODERS, t5, whisper  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def on_gpu(tensors):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["bert", "vit", "clip"])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_agrees_launched_captured_and_replayed(name):
     model = ENCODERS[name].make().eval().cuda().half()
     fast = torch.compile(model, backend=door.relax_fusion, options={"strict": True})
@@ -38,16 +38,18 @@ def test_an_encoder_agrees_launched_captured_and_replayed(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", [*DECODERS, "t5", "whisper"])
 def test_a_decoder_chooses_the_same(name):
-    model = DECODERS[name]().eval().cuda().half()
-    ids = torch.randint(3, 96, (1, 5)).cuda()
-    kwargs = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": "static"}
+    model = {**DECODERS, "t5": t5, "whisper": whisper}[name]().eval().cuda().half()
+    given = {"input_ids": torch.randint(3, 96, (1, 5)).cuda()}
+    if name == "whisper":
+        given = on_gpu({"input_features": torch.randn(1, 8, 32)})
+    given |= {"max_new_tokens": 12, "do_sample": False, "cache_implementation": "static"}
     with torch.inference_mode():
-        expected = model.generate(ids, disable_compile=True, **kwargs)
+        expected = model.generate(**given, disable_compile=True)
         model.forward = torch.compile(model.forward, backend=door.relax_fusion)
         for _ in range(2):
-            assert torch.equal(model.generate(ids, disable_compile=True, **kwargs), expected)
+            assert torch.equal(model.generate(**given, disable_compile=True), expected)
 
 
 @pytest.mark.gpu
