@@ -36,14 +36,14 @@ SIZES = {  # layers, hidden, heads, between the matmuls of an MLP
 }
 LLAMA = {  # beside them heads of keys and values, before the last
     "llama-3.2-1b": (16, 2048, 32, 8, 8192),
-    "llama-3.1-8b, 8 layers": (8, 4096, 32, 8, 14336),
+    "llama-3.1-8b-8-layers": (8, 4096, 32, 8, 14336),
 }
 CONTEXT, CAPACITY, STEPS = 512, 1024, 8
 """Tokens in front of the one that is timed, of the cache, and of a time."""
 
 ENCODERS = (
     *("bert-base,1", "bert-base,8", "bert-large,1", "vit-base,1", "vit-base,8"),
-    "whisper-base encoder,1",
+    "whisper-encoder,1",
 )
 DECODERS = ("gpt2", *LLAMA)
 ENCODER_GOAL, DECODER_GOAL, FIRST_GOAL = 1.25, 1.2, 1.0
@@ -234,7 +234,7 @@ def made(case: str, device: str) -> Any:
             model = hf.ViTModel(config, add_pooling_layer=False)
         elif name == "gpt2":
             model = hf.GPT2LMHeadModel(hf.GPT2Config())
-        elif name == "whisper-base encoder":
+        elif name == "whisper-encoder":
             model = hf.WhisperModel(hf.WhisperConfig()).encoder
         else:
             more = {"vocab_size": 32000, "max_position_embeddings": 4096}
