@@ -66,6 +66,8 @@ class Compiled(Suite):
     name, device = "bench_compiled", "gpu"
     cases = (*ENCODERS, *DECODERS)
     has_target = False
+    todo: list[str]
+    found: dict[str, Entry]
     contenders = usual = ("ours", "eager", *INDUCTOR)
     head = ("model", *contenders, "first: ours", *INDUCTOR)
 
@@ -81,25 +83,26 @@ class Compiled(Suite):
         return {"case": item}
 
     def prepare(self, items: Sequence[str]) -> None:
-        """Time all cases, some at once; `measured` tells what was found."""
-        self.found: dict[str, Entry] = {}
-        size = self.args.together
-        for some in (items[i : i + size] for i in range(0, len(items), size)):
-            children = {
-                (case, who): Child(case, who, self.session.timing.DEVICE)
-                for case in some
-                for who in self.asked(case)
-            }
-            ready = {key: child.hear() for key, child in children.items()}
-            answers = {
-                key: told if "failed" in told else told | children[key].go()
-                for key, told in ready.items()
-            }
-            for case in some:
-                self.found[case] = entry({w: a for (c, w), a in answers.items() if c == case})
+        self.todo, self.found = list(items), {}
 
     def measured(self, item: str) -> Entry:
+        """Return what was found of a case; it is prepared together with the next ones."""
+        if item not in self.found:
+            at = self.todo.index(item)
+            self.found |= self.together(self.todo[at : at + self.args.together])
         return self.found[item]
+
+    def together(self, cases: Sequence[str]) -> dict[str, Entry]:
+        """Prepare all contenders of some cases, then time one after the other."""
+        device = self.session.timing.DEVICE
+        asked = [(case, who) for case in cases for who in self.asked(case)]
+        children = {key: Child(*key, device) for key in asked}
+        ready = {key: child.hear() for key, child in children.items()}
+        answers = {
+            key: told if "failed" in told else told | children[key].go()
+            for key, told in ready.items()
+        }
+        return {case: entry({w: a for (c, w), a in answers.items() if c == case}) for case in cases}
 
     def intro(self, record: Entry) -> str:
         return (
