@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 76_880, 439
+LIBRARY = 77_111, 441
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 58_361
+TESTS = 58_611
 """The most lines of Python in ``tests/``."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +22,20 @@ from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..errors import ModelFileError, PipelineError
+from ..errors import ModelFileError, PipelineError, RelaxFusionError
 from ..files import read_file, write_file
 from ..validation import read
 from .decompositions import decompositions
+from .interface import Interface
 from .options import TorchOptions, options_of
 from .program import Program, load_library
-from .record import Interface, PieceRecord, Uses, piece_record, tuples
+from .record import PieceRecord, Uses, piece_record, tuples
+from .trees import RETURNABLE, tree_data, tree_of
 
 if TYPE_CHECKING:
     from ..report import Report
 
-VERSION = 1
+VERSION = 2
 """The version of the files that `Compiled.save` writes."""
 
 MANIFEST, LIBRARY, WEIGHTS = "model.json", "model.so", "weights.safetensors"
@@ -51,6 +55,8 @@ class Compiled:
         The file of its code.
     tensors : mapping
         Its weights and buffers by name; a buffer that the model changes is changed in place.
+    trees : tuple of TreeSpec
+        How its arguments, by place and by name, and its results are nested.
     report : Report, optional
         What was fused, and why the rest was not; None for a model that was loaded.
     """
@@ -61,6 +67,7 @@ class Compiled:
         record: PieceRecord,
         library: Path,
         tensors: Mapping[str, torch.Tensor],
+        trees: tuple[pytree.TreeSpec, pytree.TreeSpec],
         report: Report | None = None,
     ):
         self.tensors = dict(tensors)
@@ -68,14 +75,15 @@ class Compiled:
         self._interface = interface
         self._record = record
         self._library = library
-        self._device = torch.device(interface.device)
-        self._inputs = pytree.treespec_loads(interface.inputs)
-        self._outputs = pytree.treespec_loads(interface.outputs)
+        self._trees = trees
+        by_place, by_name = trees[0].children()
+        self._arguments = (*by_place.children(), *by_name.children())
         uses = Uses(
             interface.mutated, frozenset(range(len(interface.mutated), len(record.returned)))
         )
-        module = load_library(library, self._device)
-        self._program = Program(record, module, self._device, uses, replay=interface.replay)
+        device = torch.device(interface.device)
+        module = load_library(library, device)
+        self._program = Program(record, module, device, uses, replay=interface.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns.
@@ -83,44 +91,17 @@ class Compiled:
         Raises
         ------
         TypeError
-            If the arguments are nested otherwise than the example's were.
+            If an argument is missing, unknown, or nested otherwise than the example's.
         ValueError
-            If an argument has another dtype, rank or size than the model was compiled for.
+            If an argument has another dtype, rank, size or device than the model was compiled for.
         """
-        named = {name: kwargs[name] for name in self._interface.keywords if name in kwargs}
-        flat, spec = pytree.tree_flatten((args, {**named, **kwargs}))
-        if spec != self._inputs:
-            raise TypeError(f"the model takes {self._inputs}, not {spec}")
-        self._check(flat)
+        given = self._interface.arguments(args, kwargs)
+        inputs = self._interface.inputs(given, self._arguments)
         held = [self.tensors[name] for name in self._interface.held]
-        made = self._program.results([*held, *flat])
+        made = self._program.results([*held, *inputs])
         tensors = iter(made[len(self._interface.mutated) :])
         results = [next(tensors) if is_tensor else v for is_tensor, v in self._interface.results]
-        return pytree.tree_unflatten(results, self._outputs)
-
-    def _check(self, flat: Sequence[Any]) -> None:
-        expected = zip(self._interface.shapes, self._interface.dtypes, strict=True)
-        for n, (value, (shape, dtype)) in enumerate(zip(flat, expected, strict=True)):
-            if not dtype:
-                self._check_constant(n, value)
-                continue
-            sizes = "x".join(_range(*limits) for limits in shape) or "without dimensions"
-            wanted = f"input {n} must be a tensor of {dtype} {sizes} on {self._device}"
-            if not isinstance(value, torch.Tensor):
-                raise ValueError(f"{wanted}, not {type(value).__name__}")
-            fits = value.dim() == len(shape) and all(
-                least <= size and (most is None or size <= most)
-                for size, (least, most) in zip(value.shape, shape, strict=True)
-            )
-            if not fits or str(value.dtype) != f"torch.{dtype}" or value.device != self._device:
-                got = "x".join(map(str, value.shape)) or "without dimensions"
-                raise ValueError(f"{wanted}, not of {value.dtype} {got} on {value.device}")
-
-    def _check_constant(self, n: int, value: Any) -> None:
-        """Refuse a value that is not the one that is a part of the code."""
-        known = self._interface.constants[n]
-        if type(value) is not type(known) or value != known:
-            raise ValueError(f"input {n} is {value!r}; the model was compiled with {known!r}")
+        return pytree.tree_unflatten(results, self._trees[1])
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled: compiled code is kept by `save`."""
@@ -138,10 +119,13 @@ class Compiled:
         ------
         FileExistsError, OSError
             If `path` exists, or cannot be written.
+        RelaxFusionError
+            If a class of an argument or a result cannot be kept; the message names it.
         """
         path = Path(path)
         if path.exists():
             raise FileExistsError(f"{path} exists; choose another directory or remove it")
+        trees = [tree_data(tree) for tree in self._trees]
         path.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
@@ -155,6 +139,7 @@ class Compiled:
                 "version": VERSION,
                 "library": _digest(part / LIBRARY),
                 "same": same,
+                "trees": trees,
                 "interface": asdict(self._interface),
                 "record": asdict(self._record),
             }
@@ -194,7 +179,10 @@ def load(path: str | Path) -> Compiled:
         record = piece_record(told["record"], ModelFileError, str(path))
         weights = load_file(path / WEIGHTS, device=interface.device)
         tensors = {name: weights[kept] for name, kept in told["same"].items()}
-        return Compiled(interface, record, path / LIBRARY, tensors)
+        trees = (tree_of(told["trees"][0]), tree_of(told["trees"][1]))
+        return Compiled(interface, record, path / LIBRARY, tensors, trees)
+    except ModelFileError:
+        raise
     except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as err:
         raise ModelFileError(f"{path} holds no compiled model: {err}") from err
 
@@ -241,32 +229,63 @@ def compile(  # the field's name for it
     from .exported import compile_program  # imports TVM
 
     chosen = options_of(options)
+    args, kwargs = tuple(args), dict(kwargs or {})
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # PyTorch's own use of it
-        program = torch.export.export(
-            module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
-        ).run_decompositions(decompositions())
+        program = _exported(module, args, kwargs, dynamic_shapes)
     tensors = {**dict(module.named_parameters(remove_duplicate=False)), **_buffers(module, program)}
     directory = tempfile.TemporaryDirectory(prefix="relax_fusion-")
     library = Path(directory.name) / LIBRARY
     report = Report()
-    interface, record = compile_program(program, library, chosen, report)
-    interface = replace(interface, keywords=tuple(kwargs or {}))
+    interface, record = compile_program(
+        program, _names(module, args, kwargs), library, chosen, report
+    )
     held = {name: tensors[name] for name in interface.held}
-    compiled = Compiled(interface, record, library, held, report)
+    trees = (program.call_spec.in_spec, program.call_spec.out_spec)
+    compiled = Compiled(interface, record, library, held, trees, report)
     weakref.finalize(compiled, directory.cleanup)
     return compiled
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    try:
+        program = torch.export.export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+        )
+    except RuntimeError as err:
+        if unknown := re.search(r"Found <class '(.*)'> in output", str(err)):
+            text = f"the module returns {unknown[1]}; a compiled one returns {RETURNABLE}"
+            raise RelaxFusionError(text) from err
+        raise
+    return program.run_decompositions(decompositions())
 
 
 def _buffers(module: torch.nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
     return {**dict(module.named_buffers(remove_duplicate=False)), **program.constants}
 
 
-def _range(least: int, most: int | None) -> str:
-    """Return the sizes that a dimension can have, as text."""
-    if least == most:
-        return str(least)
-    return f"({least} to {'any' if most is None else most})"
+def _names(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the arguments of a module are called, as `Interface` has it."""
+    known = signature(module.forward).parameters.values()
+    by_place = [p.name for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    more = [f"args[{n}]" for n in range(len(by_place), len(args))]
+    parameters = (*by_place, *more)
+    named = [*zip(parameters, args, strict=False), *kwargs.items()]
+    names = [
+        name + pytree.keystr(path)
+        for name, value in named
+        for path, _ in pytree.tree_leaves_with_path(value)
+    ]
+    return {
+        "parameters": parameters,
+        "places": len(args),
+        "keywords": tuple(kwargs),
+        "names": tuple(names),
+    }
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

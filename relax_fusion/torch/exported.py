@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from ..entry import build
 from ..errors import RelaxFusionError
 from ..frontends.imported import with_clipped_indices
 from ..frontends.promotion import written_out
 from ..report import Report
+from ..validation import reason
 from .graph import import_graph, refusals
+from .interface import Interface
 from .options import TorchOptions
-from .record import Interface, PieceRecord
+from .record import PieceRecord
 from .sizes import dtype_name
 from .writes import write_in_place
 
@@ -27,7 +29,11 @@ _aten = torch.ops.aten
 
 
 def compile_program(
-    program: ExportedProgram, library: Path, options: TorchOptions, report: Report
+    program: ExportedProgram,
+    names: Mapping[str, Any],
+    library: Path,
+    options: TorchOptions,
+    report: Report,
 ) -> tuple[Interface, PieceRecord]:
     """Compile a program.
 
@@ -35,6 +41,9 @@ def compile_program(
     ----------
     program : torch.export.ExportedProgram
         Written out; it is changed.
+    names : mapping
+        What arguments are called: ``parameters``, ``places``, ``keywords`` and ``names`` of the
+        interface.
     library : Path
         The file that gets the code.
     options : TorchOptions
@@ -51,7 +60,6 @@ def compile_program(
     signature = program.graph_signature
     mutated, results = _with_mutations(graph, program)
     held = [spec.target for spec in signature.input_specs if spec.kind is not InputKind.USER_INPUT]
-    user = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("val") for node in arguments]
     device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
@@ -61,23 +69,29 @@ def compile_program(
         told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])
         raise RelaxFusionError(f"{len(left)} operators cannot be compiled: {told}")
     changed = {n for n, _ in mutated}
-    mod, record = import_graph(
-        graph, lambda n: n < len(held) and n not in changed, program.range_constraints
-    )
-    executable = build(with_clipped_indices(mod), target, report=report, **options.pipeline(target))
+    try:
+        mod, record = import_graph(
+            graph, lambda n: n < len(held) and n not in changed, program.range_constraints
+        )
+        mod = with_clipped_indices(mod)
+        executable = build(mod, target, report=report, **options.pipeline(target))
+    except RelaxFusionError:
+        raise
+    except Exception as err:  # of any part of TVM, with no common class
+        raise RelaxFusionError(f"the module cannot be compiled: {reason(err)}") from err
     executable.export_library(str(library))
+    inputs = values[len(held) :]
     interface = Interface(
-        str(device),
-        tuple(str(name) for name in held),
-        pytree.treespec_dumps(program.call_spec.in_spec),
-        pytree.treespec_dumps(program.call_spec.out_spec),
-        tuple(_limits(values[len(held) + n], program.range_constraints) for n in range(len(user))),
-        tuple(_dtype(values[len(held) + n]) for n in range(len(user))),
-        tuple(_constant(values[len(held) + n]) for n in range(len(user))),
-        tuple(mutated),
-        results,
-        (),
-        options.use_cuda_graph,
+        device=str(device),
+        held=tuple(str(name) for name in held),
+        shapes=tuple(_limits(value, program.range_constraints) for value in inputs),
+        symbols=tuple(tuple(map(_symbol, getattr(value, "shape", ()))) for value in inputs),
+        dtypes=tuple(_dtype(value) for value in inputs),
+        constants=tuple(_constant(value) for value in inputs),
+        mutated=tuple(mutated),
+        results=results,
+        replay=options.use_cuda_graph,
+        **names,
     )
     return interface, record
 
@@ -134,6 +148,18 @@ def _limits(value: Any, ranges: Mapping[Any, Any]) -> tuple[tuple[int, int | Non
         most = int(known.upper) if known.upper.is_Integer else None
         found.append((max(int(known.lower), 1), most))
     return tuple(found)
+
+
+def _symbol(size: Any) -> tuple[str, int, int]:
+    """Return a symbol, a factor and an offset that make a size; the symbol is empty if none do."""
+    expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+    if len(expr.free_symbols) != 1:
+        return "", 0, 0
+    (symbol,) = expr.free_symbols
+    factor, offset = expr.coeff(symbol, 1), expr.coeff(symbol, 0)
+    if sympy.expand(factor * symbol + offset - expr) != 0 or not (factor.is_Integer and factor > 0):
+        return "", 0, 0
+    return str(symbol), int(factor), int(offset)
 
 
 def _dtype(value: Any) -> str:

@@ -81,48 +81,6 @@ class Uses:
     returned: frozenset[int]
 
 
-@dataclass(frozen=True)
-class Interface:
-    """How a compiled model is called from outside.
-
-    Parameters
-    ----------
-    device : str
-        Where its tensors are.
-    held : tuple of str
-        The names of the weights and buffers that are the first arguments of the graph.
-    inputs, outputs : str
-        How the other arguments and the results are nested, as PyTorch's JSON of a tree.
-    shapes : tuple of tuple
-        The least and the largest size of each dimension of each input; None for no limit.
-    dtypes : tuple of str
-        The dtype of each input; empty for what is no tensor.
-    constants : tuple
-        The inputs that are no tensors, which are a part of the code; None for the others.
-    mutated : tuple of tuple
-        The argument of the graph that takes a result, and the number of that result; the caller
-        gets those behind.
-    results : tuple of tuple
-        Whether a result is a tensor, and what it is if not.
-    keywords : tuple of str
-        The names of the arguments that are passed by name, in order.
-    replay : bool
-        Whether calls are captured as CUDA graphs.
-    """
-
-    device: str
-    held: tuple[str, ...]
-    inputs: str
-    outputs: str
-    shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
-    dtypes: tuple[str, ...]
-    constants: tuple[bool | int | float | str | None, ...]
-    mutated: tuple[tuple[Natural, Natural], ...]
-    results: tuple[tuple[bool, bool | int | float | str | None], ...]
-    keywords: tuple[str, ...]
-    replay: bool
-
-
 def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:
     """Make a record of what a file has of it."""
     return read(PieceRecord, tuples(data), error, where)
