@@ -26,6 +26,7 @@ from .sizes import dtype_name
 from .writes import write_in_place
 
 _aten = torch.ops.aten
+_METADATA = _aten._assert_tensor_metadata.default
 
 
 def compile_program(
@@ -64,6 +65,9 @@ def compile_program(
     values = [node.meta.get("val") for node in arguments]
     device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
     target = options.target_for(device)
+    # says again of a tensor what tracing found, and calls are checked for
+    for node in graph.graph.find_nodes(op="call_function", target=_METADATA):
+        graph.graph.erase_node(node)
     written_out(graph)
     if left := refusals(graph):
         told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])

@@ -226,6 +226,37 @@ def test_a_class_that_pytorch_does_not_know_is_named():
         door.compile(Returning(Unknown).eval(), (torch.ones(2, 2),))
 
 
+class Int8(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        dtype, least = (torch.int8, -127) if type(self) is Int8 else (torch.uint8, 0)
+        self.register_buffer("codes", torch.randint(least, least + 254, (128, 64), dtype=dtype))
+        self.register_buffer("scale", torch.rand(128, 1) / 999)
+
+    def weight(self, dtype):
+        return self.codes.to(dtype) * self.scale
+
+    def forward(self, x):
+        return torch.nn.functional.silu(torch.nn.functional.linear(x, self.weight(x.dtype)))
+
+
+class Int4(Int8):
+    def weight(self, dtype):
+        codes = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
+        return (codes.to(dtype) - 8) * self.scale
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4])
+def test_codes_of_quantised_weights_are_what_kernels_read(kind):
+    model, x = kind().eval(), torch.randn(3, 64 if kind is Int8 else 128)
+    compiled = door.compile(model, (x,))
+    torch.testing.assert_close(compiled(x), model(x))
+    text = compiled.report.text()
+    assert "matmul NT packed" in text or "fused_dequantize_matmul" in text
+    model.codes.add_(1)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_another_number_than_the_examples_is_refused(tmp_path):
     class Scaled(torch.nn.Module):
         def forward(self, x, n, mask=None):
