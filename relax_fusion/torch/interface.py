@@ -153,5 +153,5 @@ class Interface:
 
 
 def _named(names: Sequence[str]) -> str:
-    many = len(names) > 1
-    return f"argument{'s' * many} {', '.join(map(repr, names))} {'are' if many else 'is'}"
+    told = ", ".join(map(repr, names))
+    return f"argument {told} is" if len(names) == 1 else f"arguments {told} are"

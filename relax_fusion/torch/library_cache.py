@@ -63,15 +63,15 @@ class LibraryCache:
             if counts != {len(found["libraries"])}:
                 raise ValueError("its parts have other numbers of pieces")
             check_cut(module, record.operators)
-            return record, [self._load(*each) for each in found["libraries"]]
+            return record, [self._load(digest) for digest in found["libraries"]]
         except FileNotFoundError:
             return None
         except Exception as err:  # whatever is wrong with a file, its graph can be compiled
             LOG.warning("%s is damaged (%s); the graph is compiled again", path, reason(err))
             return None
 
-    def _load(self, name: str, digest: str) -> Any:
-        path = self.directory / Path(name).name
+    def _load(self, digest: str) -> Any:
+        path = self.directory / f"{digest}.so"
         if hashlib.sha256(read_file(path, own=True)).hexdigest() != digest:
             raise ValueError(f"{path} has another checksum")
         return load_library(path, self._device)
@@ -87,7 +87,7 @@ class LibraryCache:
         except (OSError, RuntimeError) as err:
             LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)
 
-    def _keep(self, executable: Any) -> tuple[str, str]:
+    def _keep(self, executable: Any) -> str:
         handle, name = tempfile.mkstemp(suffix=".so", dir=self.directory, prefix=".part")
         os.close(handle)
         part = Path(name)
@@ -98,7 +98,7 @@ class LibraryCache:
             os.replace(part, self.directory / f"{digest}.so")
         finally:
             part.unlink(missing_ok=True)
-        return f"{digest}.so", digest
+        return digest
 
 
 def _checksum(told: dict[str, Any]) -> str:

@@ -81,11 +81,12 @@ def compile_pieces(
             except Exception as err:  # whatever stands in the way, PyTorch can run it
                 LOG.debug("a piece cannot be compiled", exc_info=True)
                 faults |= compiler.faults(nodes, err, whole=last)
-        refused |= faults
-        if not faults:
+        if last or not faults:
             break
-    else:
-        pieces, left = split(module, device, refused, options.min_block_size)
+        refused |= faults
+    left |= faults
+    check_strict(options, list(left.values()))
+    pieces = [nodes for nodes in pieces if nodes in made]
     numbers = {node: n for n, node in enumerate(module.graph.nodes)}
     done = [made[nodes] for nodes in pieces]
     record = GraphRecord(

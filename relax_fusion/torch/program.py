@@ -141,9 +141,10 @@ class Program:
 
 def load_library(path: Path, device: torch.device) -> Any:
     """Load code that was kept in a file; for a CPU only TVM's runtime is loaded with it."""
-    if device.type != "cpu":
-        import tvm  # noqa: F401  (loads what runs on other devices)
-    _load_runtime()
+    if device.type != "cpu" or "TVM_LIBRARY_PATH" in os.environ:
+        import tvm  # noqa: F401  (loads what runs on other devices, and from other places)
+    else:
+        _load_runtime()
     return tvm_ffi.load_module(str(path))
 
 
@@ -153,12 +154,10 @@ def _load_runtime() -> None:
     spec = find_spec("tvm")
     folders = [Path(root) / "lib" for root in (spec and spec.submodule_search_locations) or ()]
     try:
-        if "TVM_LIBRARY_PATH" in os.environ:
-            raise OSError("TVM's libraries are elsewhere")
         load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", folders)
         load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_LOCAL", folders)
     except (OSError, RuntimeError):
-        import tvm  # noqa: F401  (knows where they are)
+        import tvm  # noqa: F401  (a build from source has them elsewhere)
 
 
 def _machine(library: Any, device: Any) -> Any:
