@@ -19,7 +19,10 @@ PAGES = [
 ]
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
 RUNNING = [p for p in PAGES if any(b.language in RUN and not b.needs for b in blocks_of(p))]
-LONG = ("docs/usage.md", "docs/report.md", "docs/quickstart.md")
+LONG = tuple(
+    f"docs/{name}.md" for name in ("usage", "report", "quickstart", "pytorch", "tuning", "chains")
+)
+"""Pages that are slow tests; of those that see PyTorch, the README is a quick one."""
 TORCH = ("README.md", "docs/pytorch.md")
 """Pages whose programs see PyTorch."""
 NEEDED = {

@@ -108,6 +108,7 @@ def test_they_are_short_and_say_how_to_run(path: Path) -> None:
     assert f"\npython {path.name}\n" in text.split('"""')[1]
 
 
+@pytest.mark.slow
 def test_torch_diffusion_block(tmp_path: Path) -> None:
     text = printed("torch_diffusion_block.py", tmp_path, dict(os.environ))
     assert "6 fused kernels" in text

@@ -12,7 +12,7 @@ from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 from relax_fusion.workload.reference import evaluate
 
 from ..support.emulated import How, LaunchError, emulated, needs_compiler
-from ..support.interpreted import interpreter
+from ..support.interpreted import Interpreter
 from ..support.operand_cases import tf32
 from ..support.slow import sampled
 from .cases import CASES, H200, HOWS, Case, K, N, integers, plan
@@ -88,7 +88,7 @@ def test_float32_behind_a_norm() -> None:
     work = replace(CASES["tf32"].work, norm=Norm("rms", 1e-5))
     case = replace(CASES["tf32"], work=work)
     given = {n: np.asarray(a, "float32") for n, a in case.inputs().items()}
-    got = emulated(work, case.plan, given, dev=case.dev, interpreter=interpreter())["out0"]
+    got = emulated(work, case.plan, given, dev=case.dev, interpreter=Interpreter())["out0"]
     exact = evaluate(work.graph, given)["out0"]
     assert case.is_allowed and np.abs(got - exact).max() < 2.0**-9 * np.abs(exact).max()
 

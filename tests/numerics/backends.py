@@ -7,7 +7,6 @@ and kernels in CUDA C++ that are compiled for this processor.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,7 +36,7 @@ from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 from ..support import generated, launches
 from ..support.emulated import emulated, has_compiler
 from ..support.gpu import build_on_gpu, gpu_target, needs_gpu
-from ..support.interpreted import Interpreter, interpreter
+from ..support.interpreted import Interpreter
 from ..support.quick import loaded, quickly
 from ..support.triton_modules import build_triton, run_triton
 from ..support.workloads import shape_of
@@ -172,7 +171,7 @@ class Interpreted:
         plan = TilePlan(
             *self._tile(work), split_k=self.split, num_stages=2, num_warps=4, family=family
         )
-        return launches.interpreted(interpreter(), work, plan, inputs)
+        return launches.interpreted(Interpreter(), work, plan, inputs)
 
     def _tile(self, work: Workload) -> tuple[int, int, int]:
         if isinstance(work, Attention):
@@ -195,15 +194,8 @@ class Emulated:
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         tile = 16, 64, block_k(work.dtype)
         plan = CudaPlan(*tile, num_stages=2, num_warps=8, family="cuda")
-        made = emulated(work, plan, inputs, interpreter=interpreter())
+        made = emulated(work, plan, inputs, interpreter=Interpreter())
         return {name: values.astype("float64") for name, values in made.items()}
-
-
-@cache
-def _generator() -> Interpreter:
-    worker = Interpreter(generated.launch)
-    atexit.register(worker.close)
-    return worker
 
 
 @dataclass(frozen=True)
@@ -224,7 +216,7 @@ class Generated:
         sizes = sizes_of(work.graph, inputs)
         some = {name: max(1, size) for name, size in sizes.items()}  # of nothing there is no tile
         schedule = generated.small_schedule(work.graph, some)
-        return dict(_generator()(work.graph, schedule, inputs, "cpu", sizes))
+        return dict(Interpreter(generated.launch)(work.graph, schedule, inputs, "cpu", sizes))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 import tvm
@@ -58,15 +57,8 @@ def test_a_region_becomes_one_kernel(case: Case) -> None:
     assert from_json(to_json(work)) == work
 
 
-@pytest.fixture(scope="module")
-def planned() -> Iterator[Interpreter]:
-    worker = Interpreter(check_plan)
-    yield worker
-    worker.close()
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.chain.name)
-def test_numbers_in_the_interpreter(case: Case, planned: Interpreter) -> None:
+def test_numbers_in_the_interpreter(case: Case) -> None:
     """The first and the last plan that are offered, for fewer rows than a tile has and for more."""
     work = fused(case.chain)[1].workload
     assert work is not None
@@ -74,7 +66,7 @@ def test_numbers_in_the_interpreter(case: Case, planned: Interpreter) -> None:
     found = [p for p in offered if isinstance(p, GeneratedPlan)]
     for plan, rows in zip((found[0], found[-1]), (3, 21), strict=True):
         sizes = {name: rows if name == "rows" else 2 for name in work.graph.dims}
-        assert planned(work, plan, sizes) == "", plan.text
+        assert Interpreter(check_plan)(work, plan, sizes) == "", plan.text
 
 
 GATED = half(

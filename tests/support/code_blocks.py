@@ -60,12 +60,14 @@ def program_of(page: Path) -> str:
     """Return the program: Python as it stands, and a call for each command of a shell."""
     text = page.read_text(encoding="utf-8")
     lines = [""] * len(text.splitlines())
-    lines[0] = f"from {__name__} import shell; shell.prepare()"
+    lines[0] = f"from {__name__} import shell"
     for block in blocks_of(page):
         if block.needs or block.language not in RUN:
             continue
         code = block.code if block.language == "python" else _commands(block.code, page, text)
         lines[block.line - 1 : block.line - 1 + len(code)] = code
+        if block.language == "python" or any(call.startswith("shell.run") for call in code):
+            lines[0] = f"from {__name__} import shell; shell.prepare()"
     return "\n".join(lines) + "\n"
 
 

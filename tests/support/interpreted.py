@@ -9,8 +9,9 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
@@ -51,9 +52,6 @@ def run(
     """Do the launches, in the worker or on a GPU, and return the tensors after them in float64."""
     import torch
 
-    patched: set[str] = set()
-    if device == "cpu":
-        _patch_once(patched)
     held = {
         n: torch.from_numpy(v).to(device, getattr(torch, dtypes[n])) for n, v in tensors.items()
     }
@@ -63,27 +61,29 @@ def run(
             return same_tuple(argument, map(value, argument))
         return held[argument] if isinstance(argument, str) else argument
 
-    for launch in launches:
-        module = importlib.import_module(f"{package}.kernels.{launch.module}")
-        kernel = getattr(module, launch.module)
-        arguments = {n: value(a) for n, a in launch.arguments.items()}
-        patched.clear()
-        kernel[launch.grid](**arguments, **launch.constants)
+    with _patching_once() if device == "cpu" else nullcontext(set()) as patched:
+        for launch in launches:
+            module = importlib.import_module(f"{package}.kernels.{launch.module}")
+            kernel = getattr(module, launch.module)
+            arguments = {n: value(a) for n, a in launch.arguments.items()}
+            patched.clear()
+            kernel[launch.grid](**arguments, **launch.constants)
     return {n: v.double().cpu().numpy() for n, v in held.items()}
 
 
-def _patch_once(patched: set[str]) -> None:
+@contextmanager
+def _patching_once() -> Iterator[set[str]]:
     """Let the interpreter patch Triton's language once a module: it would at every call.
 
-    Parameters
-    ----------
-    patched : set of str
+    Yields
+    ------
+    set of str
         The modules whose functions have been called; to be emptied before each launch, as the
         interpreter takes its patches back behind one.
     """
     from triton.runtime import interpreter
 
-    patch = getattr(interpreter._patch_lang, "patch", interpreter._patch_lang)
+    patch, patched = interpreter._patch_lang, set[str]()
 
     def once(function: Any) -> Any:
         if function.__module__ not in patched:
@@ -91,12 +91,23 @@ def _patch_once(patched: set[str]) -> None:
             return patch(function)
         return None
 
-    once.patch = patch
     interpreter._patch_lang = once
+    try:
+        yield patched
+    finally:
+        interpreter._patch_lang = patch
+
+
+@cache
+def _pool() -> ProcessPoolExecutor:
+    """Return the process of all interpreters, started at the first use: that takes seconds."""
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    atexit.register(pool.shutdown)
+    return pool
 
 
 class Interpreter:
-    """A worker process, started at the first use.
+    """A worker process, the same for all.
 
     Parameters
     ----------
@@ -106,14 +117,13 @@ class Interpreter:
 
     def __init__(self, function: Callable[..., Any] = run) -> None:
         self.function = function
-        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     def __call__(self, *args: Any) -> Any:
         """Do `function` there."""
         before = os.environ.get("TRITON_INTERPRET")
         os.environ["TRITON_INTERPRET"] = "1"
         try:
-            future: Future[Any] = self.pool.submit(self.function, *args)  # the process starts here
+            future: Future[Any] = _pool().submit(self.function, *args)  # the process starts here
         finally:
             if before is None:
                 del os.environ["TRITON_INTERPRET"]
@@ -123,12 +133,5 @@ class Interpreter:
 
     def close(self) -> None:
         """End the process."""
-        self.pool.shutdown()
-
-
-@cache
-def interpreter() -> Interpreter:
-    """Return the one that tests share, for it takes seconds to start."""
-    worker = Interpreter()
-    atexit.register(worker.close)
-    return worker
+        _pool().shutdown()
+        _pool.cache_clear()

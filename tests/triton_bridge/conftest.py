@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..support.interpreted import Interpreter, interpreter
+from ..support.interpreted import Interpreter
 from . import common
 
 
@@ -33,7 +33,7 @@ def without_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("relax_fusion.triton_bridge.compile.check_entry", lambda _: None)
 
 
-@pytest.fixture(name="interpreter", scope="session")
-def shared_interpreter() -> Interpreter:
+@pytest.fixture(scope="session")
+def interpreter() -> Interpreter:
     """A process of its own."""
-    return interpreter()
+    return Interpreter()

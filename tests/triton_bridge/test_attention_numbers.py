@@ -70,7 +70,7 @@ SHORT = [name for name in CASES if not name.startswith("long")]
 
 
 @pytest.mark.parametrize(
-    ("name", "split_k"), sampled([(n, 4 if i % 4 else 1) for i, n in enumerate(SHORT)], 2)
+    ("name", "split_k"), sampled([(n, 4 if i % 4 else 1) for i, n in enumerate(SHORT)], 3)
 )
 def test_launches_match_the_reference(interpreter: Interpreter, name: str, split_k: int) -> None:
     case = CASES[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,19 +18,14 @@ from ...support.matmul_chains import TwoMatmuls
 from ...support.slow import quick_if, sampled
 from ...support.strange_graphs import KINDS
 
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Interpreter]:
-    worker = Interpreter(check)
-    yield worker
-    worker.close()
+checked, planned = Interpreter(check), Interpreter(check_plan)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 30))
-def test_random_graphs_under_random_schedules(first: int, interpreter: Interpreter) -> None:
+def test_random_graphs_under_random_schedules(first: int) -> None:
     """Edges that no tile divides, online softmax, three products, split sums, tensor maps."""
-    said = interpreter(list(range(first, first + 30)), (16, 32))
+    said = checked(list(range(first, first + 30)), (16, 32))
     assert said["wrong"] == []
     assert said["run"] > 20 and said["split"] > 5
     assert all(
@@ -40,12 +34,13 @@ def test_random_graphs_under_random_schedules(first: int, interpreter: Interpret
     ), said["refused"]
 
 
+@pytest.mark.parametrize("first", quick_if(lambda first: first == 0, range(0, 12, 4)))
 @pytest.mark.parametrize("kind", sampled(KINDS, 2))
-def test_strange_graphs_under_random_schedules(kind: str, interpreter: Interpreter) -> None:
+def test_strange_graphs_under_random_schedules(kind: str, first: int) -> None:
     """Masks, starts, other dtypes, odd coordinates, numbers, many factors, several results."""
-    said = interpreter(list(range(12)), (16, 32), "cpu", kind)
+    said = checked(list(range(first, first + 4)), (16, 32), "cpu", kind)
     assert said["wrong"] == []
-    assert said["run"] > 5
+    assert said["run"] > 1
 
 
 ROWS = TwoMatmuls(
@@ -54,15 +49,8 @@ ROWS = TwoMatmuls(
 ).chain
 
 
-@pytest.fixture(scope="module")
-def planned() -> Iterator[Interpreter]:
-    worker = Interpreter(check_plan)
-    yield worker
-    worker.close()
-
-
 @pytest.mark.parametrize("split", ["", "j0=2"])
-def test_a_kernel_takes_any_number_of_rows(split: str, planned: Interpreter) -> None:
+def test_a_kernel_takes_any_number_of_rows(split: str) -> None:
     """Tensors of one row, of edges, of more rows than a tile has; a second launch merges sums."""
     plan = GeneratedPlan(
         *(16, 48, 40),
@@ -95,7 +83,7 @@ def draw_work(choose: random.Random) -> Chain:
 
 
 @pytest.mark.parametrize("seed", quick_if(lambda seed: seed in (1, 6), range(8)))
-def test_plans_that_are_offered_for_random_chains(seed: int, planned: Interpreter) -> None:
+def test_plans_that_are_offered_for_random_chains(seed: int) -> None:
     choose = random.Random(seed)
     work, dev = draw_work(choose), device_of(make_target(choose.choice(("h200", "a100"))))
     found = [p for p in candidates(work, dev, "triton") if isinstance(p, GeneratedPlan)]

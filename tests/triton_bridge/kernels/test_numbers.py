@@ -21,7 +21,7 @@ from ...support.slow import sampled
 
 POINTER = TilePlan(16, 32, 64, num_stages=2, num_warps=4, family="pointer")
 PLANS = {
-    "gemv": TilePlan(1, 8, 32, num_warps=4, family="gemv"),
+    "gemv": TilePlan(1, 16, 32, num_warps=4, family="gemv"),
     "pointer": POINTER,
     "split": replace(POINTER, split_k=2),
     "norm in front": replace(POINTER, block_m=64),
@@ -90,8 +90,12 @@ TOGETHER: dict[str, tuple[Sequence[Projection], int]] = {
 """Projections of one input, and how many launches compute them."""
 
 
-@pytest.mark.parametrize("norm", [None, Norm("rms", 1e-5, unit_offset=True)], ids=["plain", "norm"])
-@pytest.mark.parametrize("name", TOGETHER)
+NORMS = None, Norm("rms", 1e-5, unit_offset=True)
+
+
+@pytest.mark.parametrize(
+    ("norm", "name"), sampled([(norm, name) for norm in NORMS for name in TOGETHER], 2)
+)
 def test_projections_share_a_launch(interpreter: Interpreter, name: str, norm: Norm | None) -> None:
     projections, launches = TOGETHER[name]
     work = NormMatmul(DynamicDim("rows"), 40, tuple(projections), norm, **HALF)
