@@ -7,16 +7,28 @@ That computes in the dtype of an operand: it divides integers as integers, and c
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, cast
 
 import torch
+from torch._decomp import get_decompositions
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-LOGIC = {"add": aten.bitwise_or.Tensor, "mul": aten.bitwise_and.Tensor}
-"""Sums and products of booleans become these operators."""
+LOGIC = {
+    **dict.fromkeys(("add", "maximum"), aten.bitwise_or.Tensor),
+    **dict.fromkeys(("mul", "minimum"), aten.bitwise_and.Tensor),
+}
+"""What operators on booleans become."""
+_EXTREMES = ("amax", "amin", "max", "min")
+_IN_FLOAT32 = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "sinh", "tan"),
+    *("cumsum", "cumprod", "linalg_vector_norm", "std", "var", "fmod"),
+)
+"""What PyTorch computes of float16 and bfloat16 in float32, and TVM not at all, or in steps that
+are each rounded."""
 _REDUCED = ("sum", "prod", "cumsum", "cumprod", "mean")
 _JOINED = ("cat", "stack")
 _MASKED = {"where": 0, "masked_fill": 1}
@@ -62,7 +74,7 @@ def _without_alpha(node: Node) -> None:
 
 def _with_both_ends(node: Node, value: torch.Tensor) -> None:
     """Clamp integers at the end of their dtype where there is one end only: TVM needs both."""
-    if _name(node) not in ("clamp", "clamp_min", "clamp_max") or value.dtype.is_floating_point:
+    if _name(node) not in ("clamp", "clamp_min", "clamp_max") or not _is_integer(value.dtype):
         return
     places = {"clamp": ("min", "max"), "clamp_min": ("min",), "clamp_max": ("max",)}[_name(node)]
     given = dict(zip(places, node.args[1:], strict=False)) | dict(node.kwargs)
@@ -89,6 +101,10 @@ def _computed_in(node: Node, value: torch.Tensor) -> torch.dtype | None:
     if name == "pow" and not result.is_floating_point:
         known = isinstance(node.args[1], int) and 0 <= node.args[1] <= 3
         return result if known else torch.float64
+    if name in _EXTREMES and result == torch.bool:
+        return torch.int32
+    if name in _IN_FLOAT32 and result in (torch.float16, torch.bfloat16):
+        return torch.float32
     if name in (*_REDUCED, *_JOINED) or torch.Tag.pointwise in target.tags:
         return result
     return None
@@ -109,7 +125,9 @@ def _cast(node: Node, dtype: torch.dtype, result: torch.dtype) -> None:
         for place, arg in enumerate(node.args)
     ]
     node.args = tuple(args)
-    if name == "pow" and dtype != result:
+    if node.kwargs.get("dtype") is not None:
+        node.kwargs = {**node.kwargs, "dtype": dtype}
+    if dtype != result and name not in COMPARISONS:
         with node.graph.inserting_after(node):
             back = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": result})
         back.meta = dict(node.meta)
@@ -122,10 +140,23 @@ def _operand(node: Node, arg: Any, dtype: torch.dtype, numbers: bool) -> Any:
         return type(arg)(_operand(node, a, dtype, numbers) for a in arg)
     if isinstance(arg, int | float) and not isinstance(arg, bool) and numbers:
         return _new(node, aten.full.default, ([], arg), {"dtype": dtype})
+    if isinstance(arg, int) and _is_wrapped(node, dtype):
+        info = torch.iinfo(dtype)
+        return (arg - info.min) % (1 << info.bits) + info.min
     value = _value(arg)
     if not isinstance(arg, Node) or not isinstance(value, torch.Tensor) or value.dtype == dtype:
         return arg
     return _new(node, aten._to_copy.default, (arg,), {"dtype": dtype})
+
+
+def _is_wrapped(node: Node, dtype: torch.dtype) -> bool:
+    """Tell whether PyTorch takes a number modulo the range of a dtype, as -3 for a byte."""
+    target: Any = node.target
+    return _is_integer(dtype) and torch.Tag.pointwise in target.tags
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and dtype != torch.bool
 
 
 def _new(node: Node, target: Any, args: tuple[Any, ...], kwargs: Any = None) -> Node:
@@ -143,8 +174,81 @@ def _any(x: torch.Tensor) -> torch.Tensor:
     return aten.any.dims(x, list(range(x.ndim)), False)
 
 
-DECOMPOSED = {
+def _remainder(x: torch.Tensor, y: torch.Tensor | float) -> Any:
+    """Return what is left by a division that rounds down; TVM's is off by its rounding."""
+    if not torch.result_type(x, y).is_floating_point:
+        return NotImplemented
+    rest = torch.fmod(x, y)
+    return torch.where(_is_below(rest, y), rest + y, rest)
+
+
+def _is_below(rest: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:
+    """Tell where a rest has another sign than what was divided by."""
+    is_negative = y < 0
+    return (rest != 0) & ((rest < 0) != is_negative)
+
+
+def _divided(x: Any, y: torch.Tensor | float, *, rounding_mode: str | None = None) -> Any:
+    """Divide, and round down, as PyTorch does: by the rest."""
+    if rounding_mode != "floor" or not torch.result_type(x, y).is_floating_point:
+        return NotImplemented
+    if not isinstance(x, torch.Tensor):
+        x = torch.full_like(cast("torch.Tensor", y), x)
+    rest = torch.fmod(x, y)
+    share = (x - rest) / y
+    share = torch.where(_is_below(rest, y), share - 1, share)
+    down = torch.floor(share)
+    down = torch.where(share - down > 0.5, down + 1, down)
+    is_zero = torch.eq(y, 0) if isinstance(y, torch.Tensor) else torch.full((), y == 0)
+    return torch.where(is_zero, x / y, down)
+
+
+def _elu(x: torch.Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> torch.Tensor:
+    """Compute ``torch.nn.ELU`` and SELU, of which TVM's importer leaves out the scales."""
+    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+
+
+def _extreme_of(
+    extreme: Any, place: Any, x: torch.Tensor, dim: int, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest, or the smallest, elements along a dimension, and where they are."""
+    ordered = x.to(torch.uint8) if x.dtype == torch.bool else x
+    return extreme(x, [dim], keepdim), place(ordered, dim, keepdim)
+
+
+def _var_mean(
+    x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    variance = aten.var.correction(x, dim, correction=correction, keepdim=keepdim)
+    return variance, aten.mean.dim(x, dim, keepdim)
+
+
+_WRITTEN_OUT = get_decompositions(
+    [
+        aten._native_batch_norm_legit_no_training,
+        *(aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional),
+    ]
+)
+
+
+def _batch_norm(x: torch.Tensor, *args: Any) -> Any:
+    """Normalise by running statistics; TVM's gives float32 for a half."""
+    if x.dtype == torch.float32:
+        return NotImplemented
+    return _WRITTEN_OUT[aten._native_batch_norm_legit_no_training.default](x, *args)
+
+
+DECOMPOSED: dict[Any, Any] = {
+    **_WRITTEN_OUT,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.any.default: _any,
+    aten.elu.default: _elu,
+    aten.neg.default: lambda x: NotImplemented if x.dtype != torch.uint8 else torch.rsub(x, 0),
+    aten.max.dim: partial(_extreme_of, aten.amax, aten.argmax),
+    aten.min.dim: partial(_extreme_of, aten.amin, aten.argmin),
+    aten.var_mean.correction: _var_mean,
+    **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar), _remainder),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _divided),
     aten.exp2.default: lambda x: aten.exp.default(x * math.log(2)),
     aten.erfc.default: lambda x: 1 - aten.erf.default(x),
     aten.remainder.Scalar_Tensor: lambda x, y: aten.remainder.Tensor(

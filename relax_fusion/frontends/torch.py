@@ -21,6 +21,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..errors import MissingPackageError, ModelFileError
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
+from ..mend.nan import keys_of
 from ..validation import reason
 from .imported import FUNCTION, ImportedModel, signature_of, with_clipped_indices
 from .promotion import DECOMPOSED, written_out
@@ -59,6 +60,10 @@ class Importer(ExportedProgramImporter):
             **known,
             "amax.default": lambda node: self._extreme(relax.op.max, node),
             "amin.default": lambda node: self._extreme(relax.op.min, node),
+            "prod.dim_int": known["prod.default"],
+            "sort.default": self._sort,
+            "sort.stable": self._sort,
+            "argsort.default": lambda node: self._sort(node, places_only=True),
             "topk.default": lambda node: known["topk.default"](_sorted(node)),
             **{
                 f"__{name[0]}shift__.{kind}": self._binary_op(op, scalar)
@@ -75,6 +80,19 @@ class Importer(ExportedProgramImporter):
         """Return a weight or a constant; of a view that negates another tensor, its own numbers."""
         convert = ExportedProgramImporter._convert_pytorch_tensor_to_tvm
         return convert(tensor_value.resolve_conj().resolve_neg())
+
+    def _sort(self, node: torch.fx.Node, *, places_only: bool = False) -> relax.Var:
+        """Sort by integers: TVM's order of floats is none where NaN is among them."""
+        given = dict(zip(("x", "dim", "descending"), node.args, strict=False)) | dict(node.kwargs)
+        x, builder = self.env[node.args[0]], self.block_builder
+        assert builder is not None
+        dim, descending = given.get("dim", -1), given.get("descending", False)
+        keys = builder.emit_te(keys_of, x, primfunc_name_hint="keys")
+        places = builder.emit(relax.op.argsort(keys, dim, descending, dtype="int64"))
+        if places_only:
+            return places
+        values = builder.emit(relax.op.gather_elements(x, places, axis=dim))
+        return builder.emit(relax.Tuple([values, places]))
 
     def _extreme(self, op: Callable[..., relax.Call], node: torch.fx.Node) -> relax.Var:
         given: list[Any] = [*self.retrieve_args(node), *([], False)[len(node.args) - 1 :]]

@@ -8,12 +8,14 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax, te, topi
+from tvm import relax, te, topi
 
 from ..compute.activations import activate
 from ..tvm_ir import GenericConst, structural_equal
+from . import half_sums, nan
 from .attention import legalize_attention
-from .norms import legalize_group_norm, legalize_layer_norm
+from .nan import by_tvm
+from .norms import legalize_group_norm, legalize_layer_norm, legalize_rms_norm
 
 
 def legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -22,7 +24,7 @@ def legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     shape = like if isinstance(like, relax.ShapeExpr) else like.ty.shape
     number = value.value.numpy().item() if isinstance(value, GenericConst) else 0
     if isfinite(number) or not isinstance(shape, relax.ShapeExpr):
-        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+        return by_tvm(bb, call)
     made = (shape.values, call.ty.dtype, number)
     return bb.call_te(topi.cpp.full, *made, primfunc_name_hint="full")
 
@@ -31,7 +33,7 @@ def _activation(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute an activation in float32, and round it once; TVM has float64 for its own."""
     dtype, name = str(call.args[0].ty.dtype), call.op.name.rsplit(".", 1)[-1]
     if dtype == "float64":
-        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+        return by_tvm(bb, call)
     function = te.erf if name == "erf" else partial(activate, name)
 
     def formula(x: te.Tensor) -> te.Tensor:
@@ -56,7 +58,7 @@ def _power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if dtype != "float64" and whole in range(1, MOST_FACTORS + 1) and _same(call, base):
         return bb.call_te(_products, base, int(whole), primfunc_name_hint="power")
     if dtype not in ("float16", "bfloat16"):
-        return ir.Op.get(call.op.name).get_attr("FLegalize")(bb, call)
+        return by_tvm(bb, call)
 
     def power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
         return topi.cast(topi.power(topi.cast(x, "float32"), topi.cast(y, "float32")), dtype)
@@ -83,6 +85,8 @@ def _products(x: te.Tensor, exponent: int) -> te.Tensor:
 
 
 LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
+    **nan.LEGALIZE_MAP,
+    **half_sums.LEGALIZE_MAP,
     **dict.fromkeys(
         ("relax.erf", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"), _activation
     ),
@@ -91,6 +95,7 @@ LEGALIZE_MAP: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("relax.full", "relax.full_like"), legalize_full),
     "relax.nn.group_norm": legalize_group_norm,
     "relax.nn.layer_norm": legalize_layer_norm,
+    "relax.nn.rms_norm": legalize_rms_norm,
 }
 """What ``relax.transform.LegalizeOps(LEGALIZE_MAP)`` makes of operators that TVM legalises
 wrongly."""

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 
-from tvm import ir, relax, te, tirx, topi
+from tvm import relax, te, tirx, topi
 from tvm.relax.op.op_attrs import GroupNormAttrs, LayerNormAttrs
+
+from .nan import by_tvm
 
 
 def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, attrs: LayerNormAttrs) -> te.Tensor:
@@ -29,8 +31,24 @@ def legalize_layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Legalise ``relax.nn.layer_norm``, by TVM's own where that serves."""
     attrs = call.attrs
     if str(call.args[0].ty.dtype) != "bfloat16" and attrs.scale and attrs.center:
-        return ir.Op.get("relax.nn.layer_norm").get_attr("FLegalize")(bb, call)
+        return by_tvm(bb, call)
     return bb.call_te(layer_norm, *call.args, attrs, primfunc_name_hint="layer_norm")
+
+
+def rms_norm(x: te.Tensor, gamma: te.Tensor, axes: Sequence[int], epsilon: float) -> te.Tensor:
+    """RMS normalisation; TVM's ends in an error where every axis is normalised."""
+    places = [axis % len(x.shape) for axis in axes]
+    if len(places) < len(x.shape):
+        return topi.nn.rms_norm(x, gamma, places, epsilon)
+    rows = topi.expand_dims(x, 0)
+    return topi.squeeze(topi.nn.rms_norm(rows, gamma, [a + 1 for a in places], epsilon), 0)
+
+
+def legalize_rms_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Legalise ``relax.nn.rms_norm``."""
+    attrs = call.attrs
+    made = (*call.args, attrs.axes, attrs.epsilon)
+    return bb.call_te(rms_norm, *made, primfunc_name_hint="rms_norm")
 
 
 def group_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, attrs: GroupNormAttrs) -> te.Tensor:

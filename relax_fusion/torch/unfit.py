@@ -11,8 +11,7 @@ from torch.fx import Node
 _aten = torch.ops.aten
 
 _WRONG = {
-    _aten._native_batch_norm_legit_functional.default: "updates the running statistics",
-    _aten._native_batch_norm_legit.no_stats: "normalises by a batch",
+    **dict.fromkeys((_aten.median.default, _aten.median.dim), "gives NaN where one is"),
     _aten._upsample_bilinear2d_aa.default: "smooths edges",
     _aten.grid_sampler_2d.default: "has its grid in another layout",
 }
@@ -21,7 +20,6 @@ _WRONG = {
 _STATEFUL = ("empty", "_assert", "item", "_local")
 """How the names begin of operators that read memory as it is, or end the program."""
 
-_SORTING = ("sort", "argsort", "topk", "max.dim", "min.dim", "argmax", "argmin")
 _SORTED = (torch.float32, torch.float16, torch.float64, torch.int32, torch.int64)
 """The dtypes that TVM sorts right; bfloat16 gives wrong numbers, bytes an error in the call."""
 
@@ -43,8 +41,14 @@ def unfit(node: Node) -> str:
     name = target.__name__
     if name.startswith(_STATEFUL):
         return f"{target} depends on more than its arguments"
-    if name.startswith(_SORTING) and _dtype(node.args[0]) not in _SORTED:
+    if name.startswith("topk") and _dtype(node.args[0]) not in _SORTED:
         return f"TVM does not sort {_dtype(node.args[0])}"
+    if name.startswith("max_pool") and not _dtype(node.args[0]).is_floating_point:
+        return f"TVM's {target} takes floats only"
+    if name.startswith(("cumsum", "cumprod")) and node.meta["val"].dim() == 0:
+        return f"TVM's {target} takes no number"
+    if name.startswith("clamp") and _dtype(node) == torch.bool:
+        return f"TVM's {target} takes no booleans"
     if name.startswith("avg_pool") and len(node.args) > 6 and node.args[6] is not None:
         return f"{target} has a divisor of its own, which TVM's importer leaves out"
     return _from_the_end(node) if name == "select.int" else ""

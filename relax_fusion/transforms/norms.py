@@ -96,7 +96,10 @@ def _more_than_an_operator(view: BlockView, var: relax.Var) -> Normed | None:
         return None
     if normed is None or dtype_of(var) not in ("float16", "bfloat16", "float32"):
         return None
-    operands, width = _operands(view, normed), (shape_of(normed.source) or [])[-1:]
+    operands, shape = _operands(view, normed), shape_of(normed.source) or []
+    width = shape[-1:]
+    if len(shape) == 1:  # TVM's RMSNorm takes rows only
+        return None
     if not all(same_shape(shape_of(e), width) for e in operands[1:]):
         return None
     if not all(map(view.memory.is_constant, operands)):

@@ -87,6 +87,20 @@ def activations_round_every_step() -> bool:
     return bool((np.abs(found - exact) > np.abs(np.spacing(exact.astype("float16")))).any())
 
 
+@needs("nan")
+def nan_is_lost() -> bool:
+    x = np.array([np.nan, 1, -np.inf], "float32")
+    calls = ("R.nn.relu(x)", "R.max(x, axis=[0], keepdims=True)", "R.subtract(x, x)")
+    mods = [module('x: R.Tensor((3,), "float32")', f"y = {call}") for call in calls]
+    return any(not np.isnan(result(mod, x)[0]) for mod in mods)
+
+
+@needs("half_sums")
+def sums_stop_growing() -> bool:
+    x = np.ones(4096, "float16")
+    return float(result(module('x: R.Tensor((4096,), "float16")', "y = R.sum(x)"), x)) != 4096
+
+
 @needs("norms")
 def norms_scale_anyway() -> bool:
     call = "y = R.nn.layer_norm(x, x, x, axes=[-1], center=False, scale=False)"
