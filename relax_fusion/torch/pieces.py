@@ -141,10 +141,10 @@ class _Compiler:
             attempt = self._imported if isinstance(err, Refusal) else self.compile
             node = _at_fault(nodes, lambda some: _raises(attempt, some))
             found = [each for each in nodes if _kind(each) == _kind(node)]
-            name = f"{len(found)} x {node.target}"
+            name = f"{len(found)} x {_name(node)}"
         text = f"relax_fusion: {name} stays in PyTorch, it {why}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return {node: f"{node.target} {why}" for node in found}
+        return {node: f"{_name(node)} {why}" for node in found}
 
 
 def _at_fault(nodes: Sequence[Node], fails: Callable[[list[Node]], bool]) -> Node:
@@ -179,6 +179,11 @@ def _raises(attempt: Callable[[list[Node]], Any], nodes: list[Node]) -> bool:
     except Exception:  # of any part of TVM, with no common class
         return True
     return False
+
+
+def _name(node: Node) -> str:
+    target = node.target
+    return str(target if isinstance(target, torch._ops.OpOverload) else target.__name__)
 
 
 def _kind(node: Node) -> str:

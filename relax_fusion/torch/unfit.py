@@ -83,7 +83,8 @@ def indices_of(node: Node) -> Iterator[tuple[Node, Any]]:
         found = [(args[1], args[0].meta["val"].numel())]
     else:
         return
-    for index, size in dict.fromkeys(found):
+    # symbolic sizes have no hash
+    for index, size in {(index, str(size)): (index, size) for index, size in found}.values():
         if index.meta["val"].dtype in (torch.int64, torch.int32):
             yield index, size
 
@@ -96,4 +97,7 @@ def counts_from_the_start(node: Node) -> bool:
     if name == "arange.start_step":
         start, _, step = (*node.args, 1)[:3]
         return all(isinstance(n, int) and n >= 0 for n in (start, step))
+    if name in ("add.Tensor", "mul.Tensor"):
+        args = cast("tuple[Any, ...]", node.args)
+        return all(a >= 0 if isinstance(a, int) else counts_from_the_start(a) for a in args)
     return name.startswith(_COUNTS)

@@ -290,6 +290,19 @@ def test_arguments_by_name_and_results_that_are_no_tensors(tmp_path):
         assert found[1:] == (None, 3)
 
 
+def test_rows_that_are_counted_are_looked_up_at_any_length():
+    class Masked(torch.nn.Module):  # as masks of transformers are made
+        def forward(self, mask):
+            rows, keys = torch.arange(mask.shape[0]), torch.arange(mask.shape[1]) + 0
+            return mask[rows[:, None], keys * 1].float() * 2
+
+    n = torch.export.Dim("n", min=2, max=64)
+    model, mask = Masked().eval(), torch.rand(2, 9) > 0.5
+    compiled = door.compile(model, (mask,), dynamic_shapes=({1: n},))
+    for each in (mask, torch.rand(2, 33) > 0.5):
+        torch.testing.assert_close(compiled(each), model(each))
+
+
 def test_a_damaged_library_is_refused(tmp_path):
     _, compiled = made()
     compiled.save(tmp_path / "kept")
