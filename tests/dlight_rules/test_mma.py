@@ -62,7 +62,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
-@pytest.mark.parametrize("case", sampled(tensor_core_cases(), 3), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(tensor_core_cases(), 4), ids=lambda case: case.name)
 def test_numbers(case: Case) -> None:
     for plan in small_plans(case.work):
         case.check(case.inputs(), computed(case, plan))

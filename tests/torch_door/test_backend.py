@@ -16,7 +16,7 @@ from relax_fusion.torch import pieces  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
+def fresh(quick_to_compile, tmp_path, monkeypatch):
     monkeypatch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path / "cache"))
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -233,8 +233,7 @@ def test_inputs_of_any_strides_and_dtypes(name):
     torch.testing.assert_close(found, expected, **few)
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("norm_first", "hidden"), [(False, True), (True, False)])
 def test_the_fast_path_of_encoder_layers_is_written_out(norm_first, hidden):
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=norm_first)
     x, mask = torch.randn(2, 6, 32), torch.zeros(2, 6, dtype=torch.bool)

@@ -12,7 +12,7 @@ from relax_fusion.torch import pieces  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch, caplog):
+def fresh(quick_to_compile, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path))
     caplog.set_level(logging.INFO, "relax_fusion.torch")
     torch._dynamo.reset()

@@ -14,18 +14,14 @@ pytest.importorskip("transformers")
 
 import relax_fusion.torch as door  # noqa: E402
 
+from ..support.slow import quick_if  # noqa: E402
 from .small_models import DECODERS, ENCODERS, t5, whisper  # noqa: E402
 
 QUICK = ("bert", "llama")
 
 
-def each(names):
-    slow = pytest.mark.slow
-    return [n if n in QUICK else pytest.param(n, marks=slow) for n in names]
-
-
 @pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch, caplog):
+def fresh(quick_to_compile, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -41,7 +37,7 @@ def left(caplog):
     return {line.split(" x ")[1] for line in caplog.text.splitlines() if " x aten." in line}
 
 
-@pytest.mark.parametrize("name", each(ENCODERS))
+@pytest.mark.parametrize("name", quick_if(QUICK.__contains__, ENCODERS))
 def test_an_encoder_is_one_piece_and_agrees(name, caplog):
     model = ENCODERS[name].make().eval()
     fast = torch.compile(model, backend=door.relax_fusion, options={"strict": True})
@@ -65,7 +61,7 @@ def generated(model, inputs, fast=None):
     return found.sequences, torch.stack(found.logits)
 
 
-@pytest.mark.parametrize("name", each([*DECODERS, "t5", "whisper"]))
+@pytest.mark.parametrize("name", quick_if(QUICK.__contains__, [*DECODERS, "t5", "whisper"]))
 def test_a_decoder_with_a_static_cache_chooses_the_same(name, caplog):
     make = {**DECODERS, "t5": t5, "whisper": whisper}[name]
     model, inputs = make().eval(), {"input_ids": torch.randint(3, 96, (2, 5))}
