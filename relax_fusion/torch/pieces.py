@@ -182,8 +182,8 @@ def _raises(attempt: Callable[[list[Node]], Any], nodes: list[Node]) -> bool:
 
 
 def _name(node: Node) -> str:
-    target = node.target
-    return str(target if isinstance(target, torch._ops.OpOverload) else target.__name__)
+    is_operator = isinstance(node.target, torch._ops.OpOverload)
+    return str(node.target if is_operator else getattr(node.target, "__name__", node.target))
 
 
 def _kind(node: Node) -> str:
