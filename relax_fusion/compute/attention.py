@@ -120,9 +120,17 @@ def _tiles(work: Attention, plan: TilePlan, sizes: Sizes, operands: Operands) ->
                 shape,
                 operands,
                 place=(batch, head, tile),
-                lengths=(sizes.q_len, sizes.kv_len),
+                lengths=(sizes.q_len, _keys_of(work, sizes.kv_len, operands, batch)),
             )
             emitter.emit()
+
+
+def _keys_of(work: Attention, kv_len: tirx.Expr, operands: Operands, batch: tirx.Expr) -> tirx.Expr:
+    """Return how many keys a batch entry has."""
+    if work.lengths is None or operands.lengths is None:
+        return kv_len
+    length = operands.lengths[batch if work.lengths.by_batch else int64(0)].astype("int64")
+    return tirx.max(tirx.min(length + int64(work.lengths.more), kv_len), int64(0))
 
 
 Position = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]

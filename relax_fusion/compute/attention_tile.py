@@ -53,6 +53,7 @@ class Operands:
     mask: tirx.Var | None = None
     slopes: tirx.Var | None = None
     sinks: tirx.Var | None = None
+    lengths: tirx.Var | None = None
 
 
 @dataclass(frozen=True)

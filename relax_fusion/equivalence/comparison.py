@@ -97,7 +97,7 @@ def unseen(work: Workload, far: bool) -> Callable[[Array, Tensor], Array | None]
     is_mixed = (
         far
         and isinstance(work, Attention)
-        and ((work.mask_dims, work.window, work.causal) != (None, None, "none"))
+        and ((work.mask_dims, work.lengths, work.window, work.causal) != (None, None, None, "none"))
     )
     low: Any = False
 

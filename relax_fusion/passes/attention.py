@@ -43,7 +43,8 @@ class FuseAttentionChain(FusingPass):
     A scale may stand at q, at k or at the scores; a soft-cap ``c * tanh(s / c)``, a bias (added, or
     by `minimum`), ALiBi and sinks are steps of the kernel.  A mask that depends on positions only,
     be it a constant, `tril` or a comparison of `arange`, becomes a causal mask and a window, and is
-    not computed any more; a boolean one stays an operand, and so do biases.
+    not computed any more; one that compares positions of keys with a tensor, ``j < lengths[b]``,
+    becomes a number of keys that the kernel reads.  Other booleans stay operands, as biases do.
 
     A query of which every key is hidden, by minus infinity, a boolean mask, or numbers below -1e30
     in masks by position or by booleans, gives zeros, where the graph gives NaN or the mean of some
@@ -133,6 +134,7 @@ class FuseAttentionChain(FusingPass):
             softcap=None if softcap is None else _factor(softcap, "soft-cap"),
             alibi=None if mods.slopes is None else dtype_of(mods.slopes.expr),
             sinks=None if mods.sinks is None else dtype_of(mods.sinks.expr),
+            lengths=None if mods.lengths is None else mods.lengths[1],
             q_in=q_in,
             k_in=k_in,
             v_in=v_in,

@@ -15,6 +15,7 @@ from ..launch.arguments import OUT, Part, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
 from .kernel import KernelOptions
 from .kernels.attention_core import LOG2_E, Constants, HeadTensor
+from .kernels.attention_pointer import KeyCount
 from .operands import given_or
 from .steps import FEW_ROWS, AnyStep, Step
 
@@ -94,7 +95,14 @@ class AttentionCall:
     def pointer_arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel that gets q, k and v as pointers."""
         pointers = {name: self.heads(name) for name in ("q", "k", "v")}
-        return {**pointers, **self.other_arguments()}
+        return {**pointers, **self.other_arguments(), "KV_LEN": self._key_count()}
+
+    def _key_count(self) -> Any:
+        """Return the number of keys as an argument of a kernel."""
+        most, lengths = int32(self.kv_len), self.work.lengths
+        if lengths is None:
+            return most
+        return KeyCount(self.operands["lengths"], int(lengths.by_batch), lengths.more, most)
 
     def _out(self) -> HeadTensor:
         """Return the result as an argument of a kernel."""
@@ -144,6 +152,7 @@ class AttentionCall:
             "mask_keys": work.mask_dims is not None and work.mask_dims[3],
             "alibi": work.alibi is not None,
             "sinks": work.sinks is not None,
+            "counted": work.lengths is not None,
             "block_m": self.plan.block_m,
             "block_n": self.plan.block_n,
             "pdl": self.dependent,

@@ -9,7 +9,7 @@ Each has a block graph (:mod:`.graph`), which says what it computes, statement b
 order of its operands, its numbers (:mod:`.reference`) and its roofline follow from that.
 """
 
-from .attention import Attention, BiasOp, Causal, HeadLayout, Heads, MaskDims
+from .attention import Attention, BiasOp, Causal, HeadLayout, Heads, Lengths, MaskDims
 from .base import Atom
 from .chain import Chain
 from .dims import Dim, DynamicDim, extent
@@ -48,6 +48,7 @@ __all__ = [
     "Graph",
     "HeadLayout",
     "Heads",
+    "Lengths",
     "MaskDims",
     "Norm",
     "NormMatmul",

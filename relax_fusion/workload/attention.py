@@ -49,6 +49,25 @@ class Heads:
             yield f"head {last} is read, there are {self.total}"
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """How many keys there are, where a tensor tells it: ``lengths[b] + more`` of batch entry b.
+
+    Parameters
+    ----------
+    dtype : {"int32", "int64"}
+        Of the tensor.
+    by_batch : bool
+        Whether each batch entry has a number of its own; else one is for all.
+    more : int
+        What is added to it.
+    """
+
+    dtype: str
+    by_batch: bool
+    more: int = 0
+
+
 Causal = Literal["none", "top_left", "bottom_right"]
 HeadLayout = Literal["bsnh", "bnsh"]
 BiasOp = Literal["add", "min"]
@@ -103,6 +122,9 @@ class Attention(Described):
     sinks : str, optional
         Dtype of sinks ``[q_heads]``: each softmax has a further score, whose value is zero
         (attention sinks, as in gpt-oss); it is neither scaled nor masked.  None: no sinks.
+    lengths : Lengths, optional
+        Only the first keys are there, as many as a tensor says (none if that is negative, `kv_len`
+        if it is more).  Kernels read no others.  None: all `kv_len` of them.
     q_in, k_in, v_in : Heads, optional
         Where the heads of q, k and v are in a tensor ``[b, s, n, h]`` that has others, too, as a
         merged projection.  None: the tensor has no others.
@@ -131,6 +153,7 @@ class Attention(Described):
     softcap: float | None = None
     alibi: str | None = None
     sinks: str | None = None
+    lengths: Lengths | None = None
     q_in: Heads | None = None
     k_in: Heads | None = None
     v_in: Heads | None = None
@@ -211,6 +234,7 @@ class _Writer:
         mask = self._by_score("mask", work.mask_dims, "bool")
         slopes = g.input("slopes", (work.q_heads,), work.alibi) if work.alibi else None
         sinks = g.input("sinks", (work.q_heads,), work.sinks) if work.sinks else None
+        mask = self._there(mask)
         if work.kv_prefix:
             g.scalar("kv_len", self.t.size)
         query = self._at(q, work.q_layout, self.i, of["q"].at(self.head), self.d)
@@ -261,6 +285,18 @@ class _Writer:
         places: tuple[Place, ...] = (self.b, self.head, self.i, self.t)
         tensor = self.g.input(name, shape, dtype)
         return tensor[tuple(p if has else 0 for p, has in zip(places, dims, strict=True))]
+
+    def _there(self, mask: Read | None) -> Expr | None:
+        """Return what is not 0 of keys that are there and seen, None of all of them."""
+        lengths = self.work.lengths
+        if lengths is None:
+            return mask
+        tensor = self.g.input("lengths", (self.b.size if lengths.by_batch else 1,), lengths.dtype)
+        length: Expr = tensor[(self.b if lengths.by_batch else 0,)]
+        if lengths.more:
+            length = length + float(lengths.more)
+        there = apply("maximum", length - AxisValue("t"), Const(0.0))
+        return there if mask is None else there * mask
 
     def _score(self, product: Expr, bias: Read | None, slopes: Handle | None) -> Expr:
         """Return what becomes of a dot product, in order: scale, soft-cap, bias, ALiBi."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from relax_fusion.workload import (
     DynamicDim,
     GatedFFN,
     Heads,
+    Lengths,
     Norm,
     NormMatmul,
     Projection,
@@ -162,6 +164,9 @@ class Chooser:
             k_in=self._among(kv_heads, kv_layout),
             v_in=self._among(kv_heads, kv_layout),
         )
+        if (work.causal, work.alibi) == ("none", None) and self.chance(25):
+            lengths = Lengths(self.pick("int32", "int64"), self.chance(50), self.pick(0, 1, -2))
+            work = replace(work, lengths=lengths)
         return attention_cases.Case(repr(work), work, sizes)
 
     def _among(self, heads: int, layout: str) -> Heads | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
-from relax_fusion.workload import Attention, Causal, DynamicDim, Heads
+from relax_fusion.workload import Attention, Causal, DynamicDim, Heads, Lengths
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate, numpy_dtype, rounded
 
@@ -83,6 +83,8 @@ class Case:
         `stored`: the weights are rounded to the workload's dtype, as where they are a tensor.
         """
         given = {**arrays, "kv_len": self.lengths[2]} if self.work.kv_prefix else arrays
+        if self.work.lengths is not None:  # H4
+            given = {**given, "k": np.nan_to_num(given["k"]), "v": np.nan_to_num(given["v"])}
         half = replace(self.work.graph["weight"], dtype=self.work.dtype)
 
         def rounding(values: np.ndarray, tensor: Tensor) -> np.ndarray:
@@ -115,7 +117,19 @@ class Case:
 
 
 def _nudged(arrays: Arrays, seed: int) -> Arrays:
-    return {n: a if a.dtype == bool else nudged(a, "float32", seed) for n, a in arrays.items()}
+    return {n: a if a.dtype.kind in "bi" else nudged(a, "float32", seed) for n, a in arrays.items()}
+
+
+def _keys(*counts: int) -> Edit:
+    """Say how many keys there are in the batch entries; what lies behind them is not a number."""
+
+    def edit(arrays: Arrays) -> None:
+        arrays["lengths"][:] = counts
+        for batch, count in zip(range(len(arrays["k"])), counts * 2, strict=False):
+            for name in ("k", "v"):
+                arrays[name][batch, max(count, 0) :] = np.nan
+
+    return edit
 
 
 BASE = Attention(
@@ -342,9 +356,36 @@ def _merged() -> list[Case]:
     ]
 
 
+def _counted() -> list[Case]:
+    """Return cases whose number of keys a tensor tells."""
+    own, one = Lengths("int32", by_batch=True), Lengths("int64", by_batch=False, more=1)
+    few = {"q_len": 1, "kv_len": 130, "kv_heads": 1}
+    mask = {"mask_dims": (True, False, False, True)}
+    dynamic = {"batch": DynamicDim("batch"), "kv_len": DynamicDim("kv_len")}
+
+    def next_key(arrays: Arrays) -> None:
+        _keys(37, 37)(arrays | {"lengths": np.zeros(2)})
+        arrays["lengths"][:] = 36
+
+    return [
+        _case("counted", **few, lengths=own, edit=_keys(130, 3)),
+        _case("counted_none_and_too_many", **few, lengths=own, edit=_keys(-5, 1 << 30)),
+        _case("counted_next_key", **few, lengths=one, edit=next_key),
+        _case("counted_rows_and_mask", **mask, lengths=own, edit=_keys(65, 20)),
+        _case(
+            "counted_dynamic",
+            **{**few, **dynamic},
+            lengths=own,
+            edit=_keys(64, 0, 17),
+            sizes={"batch": 3, "kv_len": 70},
+        ),
+    ]
+
+
 def cases() -> list[Case]:
     """Return all cases; with one plan they compile to as many kernels."""
-    return [*_shapes(), *_masks(), *_scores(), *_numbers(), *_dynamic(), *_merged()]
+    parts = (_shapes(), _masks(), _scores(), _numbers(), _dynamic(), _merged(), _counted())
+    return [case for part in parts for case in part]
 
 
 def in_half(dtypes: tuple[str, ...] = ("float16",)) -> list[Case]:

@@ -50,6 +50,9 @@ def _scores(match: Match, typed: Typed, shape: tuple[int, ...]) -> np.ndarray:
     if work.mask_dims is not None:
         seen = _operand(next(args).expr, work.mask_dims, typed, shape)
         scores = np.where(seen, scores, -np.inf)
+    if work.lengths is not None:
+        lengths = np.asarray(typed(next(args).expr)).reshape((-1, 1, 1, 1)) + work.lengths.more
+        scores = np.where(np.arange(shape[-1]) < lengths, scores, -np.inf)
     return np.where(in_sight(work.causal, work.window, shape[-2:]), scores, -np.inf)
 
 

@@ -63,6 +63,8 @@ def _drawn(
         return (values / 2 ** (packed.format.bits - 1)).astype(numpy_dtype(operand.dtype))
     if operand.dtype == "bool":
         return rng.random(shape) < 0.6
+    if operand.dtype.startswith("int"):
+        return rng.integers(0, 9, shape, operand.dtype)
     if name[:3] in ("cos", "sin"):
         values = np.cos(rng.uniform(0, 2 * np.pi, shape))
     else:

@@ -150,7 +150,7 @@ def _is_zero(chain: AttentionChain, grid: Grid, found: Reading, track: _Track) -
     for _, more in found:
         parts = parts.and_also(more) if parts is not None else None
     sight = None if parts is None else sight_of(parts.band, *grid.sizes[2:])
-    if parts is None or sight is None or parts.seen:
+    if parts is None or sight is None or parts.seen or parts.counts:
         return False
     said = Sight(chain.causal, chain.window)
     return all(rows_see(each, *grid.sizes[2:]) for each in (said, sight))

@@ -15,6 +15,7 @@ from ..pattern import KernelArg, PrimExpr
 from ..shapes import dtype_of, same_shape
 from .aligned import Aligned, Grid
 from .bands import Band, band_of, joined, sight_of
+from .counts import Count, count_of
 from .scores import INFINITE, Addend, Condition, Most, Step
 
 
@@ -69,6 +70,8 @@ class Parts:
         The largest number that hides keys by `band` and `seen`.
     most : float
         The least number that bounds the scores of other keys.
+    counts : tuple of Count
+        How many keys are seen, as tensors tell.
     """
 
     band: Band = field(default_factory=Band)
@@ -78,6 +81,7 @@ class Parts:
     fills: tuple[tuple[Aligned, bool, float], ...] = ()
     hidden: float = -INFINITE
     most: float = INFINITE
+    counts: tuple[Count, ...] = ()
 
     def and_also(self, other: Parts) -> Parts | None:
         """Return both together; None if it is not known which band is the tighter."""
@@ -92,6 +96,7 @@ class Parts:
             self.fills + other.fills,
             max(self.hidden, other.hidden),
             min(self.most, other.most),
+            self.counts + other.counts,
         )
 
 
@@ -116,7 +121,7 @@ def parts_of(grid: Grid, step: Step) -> Parts:
 
 def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
     """Return a mask taken to pieces if that is what a kernel can have, else the mask as it is."""
-    if parts is None or len(parts.seen) > 1 or len(parts.biases) > 1:
+    if parts is None or max(map(len, (parts.seen, parts.biases, parts.counts))) > 1:
         return whole
     if any(at.dims() is None for at, _ in (*parts.seen, *parts.biases)):
         return whole
@@ -249,6 +254,9 @@ def _seen(at: Aligned, value: bool) -> Parts | None:
         band = band_of(condition, at.row, at.column)
         if band is not None:
             return Parts(band)
+    count = count_of(at, value)
+    if count is not None:
+        return Parts(counts=(count,))
     both = ("logical_and", "bitwise_and") if value else ("logical_or", "bitwise_or")
     view, expr = at.grid.view, at.at.expr
     call = view.call(expr, *(f"relax.{name}" for name in both))

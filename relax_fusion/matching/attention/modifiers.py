@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 
 from ...errors import Reason
-from ...workload import BiasOp, Causal, MaskDims
+from ...workload import BiasOp, Causal, Lengths, MaskDims
 from ..bounds import FAR
 from ..pattern import KernelArg, Refused, guard
 from ..roundings import refuse_kept_roundings
@@ -21,6 +21,7 @@ from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_of, s
 from .aligned import Aligned, Grid
 from .bands import Sight, sight_of
 from .chain import AttentionChain
+from .counts import Count
 from .hiding import Reading, read
 from .masks import Parts, Slopes
 from .scores import Clamp, Most, Shift
@@ -40,6 +41,8 @@ class Modifiers:
         What is done with the bias.
     slopes, sinks : KernelArg, optional
         Operands with an element for each head.
+    lengths : tuple of KernelArg and Lengths, optional
+        How many keys there are.
     """
 
     causal: Causal = "none"
@@ -49,6 +52,7 @@ class Modifiers:
     mask: tuple[KernelArg, MaskDims] | None = None
     slopes: KernelArg | None = None
     sinks: KernelArg | None = None
+    lengths: tuple[KernelArg, Lengths] | None = None
 
     @property
     def bias_dtype(self) -> str:
@@ -57,7 +61,7 @@ class Modifiers:
 
     def args(self) -> dict[str, KernelArg]:
         """Return the operands by name."""
-        pairs = {"bias": self.bias, "mask": self.mask}
+        pairs = {"bias": self.bias, "mask": self.mask, "lengths": self.lengths}
         found = {name: pair[0] for name, pair in pairs.items() if pair is not None}
         by_head = {"slopes": self.slopes, "sinks": self.sinks}
         return found | {name: arg for name, arg in by_head.items() if arg is not None}
@@ -70,12 +74,15 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     for _, more in steps:
         parts = _both(parts, replace(more, biases=(), fills=()))
     bias, bias_op = bias_of(steps)
+    found = sight_of(parts.band, *grid.sizes[2:])
+    if len(parts.counts) > 1 or sight != Sight() or found != Sight() or parts.slopes:
+        masks = tuple((count.mask, count.seen) for count in parts.counts)
+        parts = replace(parts, seen=parts.seen + masks, counts=())
     guard(
         len(parts.seen) < 2,
         Reason.ATTRIBUTE,
         f"{len(parts.seen)} masks hide keys by their data; a kernel takes one",
     )
-    found = sight_of(parts.band, *grid.sizes[2:])
     detail = f"{parts.band}, which is no causal mask and no window"
     guard(found is not None, Reason.ATTRIBUTE, detail)
     assert found is not None
@@ -90,7 +97,8 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     if bias is not None:
         check_dtype(dtype_of(bias[0].expr), "the mask")
     mask = _mask(*parts.seen[0]) if parts.seen else None
-    return Modifiers(sight.causal, sight.window, bias, bias_op, mask, slopes, sinks)
+    lengths = _lengths(grid, parts.counts[0]) if parts.counts else None
+    return Modifiers(sight.causal, sight.window, bias, bias_op, mask, slopes, sinks, lengths)
 
 
 def _both(parts: Parts, more: Parts) -> Parts:
@@ -118,6 +126,13 @@ def _mask(at: Aligned, sees: bool) -> tuple[KernelArg, MaskDims]:
     if sees:
         return at.arg()
     return at.arg(relax.BlockBuilder().normalize(relax.op.logical_not(at.at.expr)))
+
+
+def _lengths(grid: Grid, count: Count) -> tuple[KernelArg, Lengths]:
+    """Return how many keys there are as an operand."""
+    expr, by_batch = count.tensor.at.expr, count.by_batch
+    arg = KernelArg(expr, (grid.sizes[0] if by_batch else 1,))
+    return arg, Lengths(dtype_of(expr), by_batch, count.more)
 
 
 def _slopes(

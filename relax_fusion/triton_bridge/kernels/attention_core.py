@@ -69,6 +69,8 @@ class Constants(NamedTuple):
     """Slots of a ring, or blocks of keys under way in a pipeline."""
     split: bool = False
     """Whether programs share the keys."""
+    counted: bool = False
+    """Whether a tensor tells `attention_pointer` how many keys there are."""
     parts: int = 0
     """What `attention_combine` merges, at most."""
     q_stages: int = 0

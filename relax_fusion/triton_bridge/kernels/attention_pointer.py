@@ -12,6 +12,8 @@ found.  Online softmax (Milakov and Gimelshein, 2018), in float32 and base 2.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -34,6 +36,25 @@ from .attention_core import (
 FEW_SCORES = tl.constexpr(2048)
 """Scores of a block up to which memory is what counts: every block is masked, so that there is one
 pipeline to fill, and each lane keeps sums of its own until the end."""
+
+
+class KeyCount(NamedTuple):
+    """Keys of a batch entry b that a tensor tells: ``ptr[b * stride] + more``, 0 to `most`."""
+
+    ptr: Any
+    stride: Any
+    more: Any
+    most: Any
+
+
+@triton.jit
+def keys_of(KV_LEN, batch, C: tl.constexpr):
+    """Return how many keys a batch entry has, int32."""
+    if C.counted:
+        count = tl.load(KV_LEN.ptr + batch * KV_LEN.stride).to(tl.int64) + KV_LEN.more
+        return tl.maximum(tl.minimum(count, KV_LEN.most), 0).to(tl.int32)
+    else:
+        return KV_LEN
 
 
 @triton.jit
@@ -142,7 +163,8 @@ def attention_pointer(
     lse_ptr : float32 [splits, batch, heads / group, Q_LEN, group]
         With `C.split`: the result over a part of the keys, and the base-2 logarithm of the sum of
         its weights, for `attention_combine`, which then also adds the sinks.
-    Q_LEN, KV_LEN : int32
+    Q_LEN : int32
+    KV_LEN : int32 or KeyCount
     C : Constants
         `stages` blocks of keys are under way at once.
     """
@@ -155,6 +177,7 @@ def attention_pointer(
     if PEEL and C.causal != "none":
         tile = tl.num_programs(1) - 1 - tile  # the longest first
     batch, kv_head = pair // (C.heads // C.group), pair % (C.heads // C.group)
+    KV_LEN = keys_of(KV_LEN, batch, C)
     packed = Q_LEN * C.group
     row = tile * C.block_m + tl.arange(0, C.block_m)
     query, head, in_rows = unpacked(row, kv_head, Q_LEN, C.group)

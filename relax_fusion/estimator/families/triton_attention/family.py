@@ -117,6 +117,8 @@ class TritonAttention(KernelFamily[Attention]):
         """Yield what tiles and copies ask for, and what a block has not."""
         work, dev, plan = problem.work, problem.dev, AttentionPlan.of(plan)
         if plan.family in HOPPER_FAMILIES:
+            if work.lengths is not None:
+                yield f"family {plan.family!r} is told a number of keys, not a tensor of them"
             yield from _hopper_violations(plan, work, dev)
         else:
             yield from _powers_of_two(plan, ("block_m", "num_warps"))
@@ -234,7 +236,8 @@ def _is_plain(work: Attention) -> bool:
 
     `halves` was run for such workloads only.
     """
-    modified = (work.bias_dims, work.mask_dims, work.window, work.softcap, work.alibi, work.sinks)
+    scores = (work.bias_dims, work.mask_dims, work.softcap, work.alibi, work.sinks)
+    modified = (*scores, work.window, work.lengths)
     usual = work.q_heads == work.kv_heads and work.head_dim == work.v_dim == 64
     return usual and work.causal == "none" and all(given is None for given in modified)
 
