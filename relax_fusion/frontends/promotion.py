@@ -184,8 +184,7 @@ def _remainder(x: torch.Tensor, y: torch.Tensor | float) -> Any:
 
 def _is_below(rest: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:
     """Tell where a rest has another sign than what was divided by."""
-    is_negative = y < 0
-    return (rest != 0) & ((rest < 0) != is_negative)
+    return (rest != 0) & ((rest < 0) != (y < 0))
 
 
 def _divided(x: Any, y: torch.Tensor | float, *, rounding_mode: str | None = None) -> Any:
@@ -199,8 +198,9 @@ def _divided(x: Any, y: torch.Tensor | float, *, rounding_mode: str | None = Non
     share = torch.where(_is_below(rest, y), share - 1, share)
     down = torch.floor(share)
     down = torch.where(share - down > 0.5, down + 1, down)
-    is_zero = torch.eq(y, 0) if isinstance(y, torch.Tensor) else torch.full((), y == 0)
-    return torch.where(is_zero, x / y, down)
+    if isinstance(y, torch.Tensor):
+        return torch.where(y == 0, x / y, down)
+    return down if y else x / y
 
 
 def _elu(x: torch.Tensor, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> torch.Tensor:
