@@ -150,18 +150,21 @@ def _key(x: tirx.Expr, largest: bool) -> tirx.Expr:
     dtype = str(x.ty.dtype)
     if dtype not in _FLOATS:
         return x.astype("int64")
-    whole, infinity = ("int64", 0x7FF << 52) if dtype == "float64" else ("int32", 0xFF << 23)
-    bits, size = tirx.reinterpret(whole, _wide(x)), tirx.max_value(whole)
+    size, infinity = (64, 0x7FF << 52) if dtype == "float64" else (32, 0xFF << 23)
     nan = infinity | infinity >> 1
-    unusual = tirx.const(nan if largest else -nan, whole)
+    unusual = tirx.const(nan if largest else -nan, f"int{size}")
     # as integers: loops that ask floats for NaN take twice the time
-    return tirx.Select(bits & size > tirx.const(infinity, whole), unusual, _mirrored(bits))
+    bits, code = (tirx.reinterpret(f"{kind}{size}", _wide(x)) for kind in ("int", "uint"))
+    magnitude = code & tirx.const((1 << (size - 1)) - 1, f"uint{size}")
+    is_nan = magnitude > tirx.const(infinity, f"uint{size}")
+    return tirx.Select(is_nan, unusual, _mirrored(bits))
 
 
 def _mirrored(bits: tirx.Expr) -> tirx.Expr:
     """Return a sign and a magnitude as an integer, or an integer as these."""
     whole = str(bits.ty.dtype)
-    return tirx.Select(bits < tirx.const(0, whole), tirx.min_value(whole) - bits, bits)
+    sign = bits >> tirx.const(int(whole.removeprefix("int")) - 1, whole)
+    return (bits ^ (sign & tirx.max_value(whole))) - sign
 
 
 def _number(key: tirx.Expr, dtype: str) -> tirx.Expr:
