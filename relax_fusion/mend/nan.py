@@ -154,10 +154,13 @@ def _key(x: tirx.Expr, largest: bool) -> tirx.Expr:
     nan = infinity | infinity >> 1
     unusual = tirx.const(nan if largest else -nan, f"int{size}")
     # as integers: loops that ask floats for NaN take twice the time
-    bits, code = (tirx.reinterpret(f"{kind}{size}", _wide(x)) for kind in ("int", "uint"))
+    named = tirx.Var("number", f"float{size}")  # so that what is fused here is computed once
+    given = _wide(x) if dtype == "bfloat16" else named
+    bits, code = (tirx.reinterpret(f"{kind}{size}", given) for kind in ("int", "uint"))
     magnitude = code & tirx.const((1 << (size - 1)) - 1, f"uint{size}")
     is_nan = magnitude > tirx.const(infinity, f"uint{size}")
-    return tirx.Select(is_nan, unusual, _mirrored(bits))
+    key = tirx.Select(is_nan, unusual, _mirrored(bits))
+    return key if dtype == "bfloat16" else tirx.Let(named, _wide(x), key)
 
 
 def _mirrored(bits: tirx.Expr) -> tirx.Expr:
