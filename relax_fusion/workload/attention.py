@@ -234,14 +234,14 @@ class _Writer:
         mask = self._by_score("mask", work.mask_dims, "bool")
         slopes = g.input("slopes", (work.q_heads,), work.alibi) if work.alibi else None
         sinks = g.input("sinks", (work.q_heads,), work.sinks) if work.sinks else None
-        mask = self._there(mask)
+        there = self._there(mask)
         if work.kv_prefix:
             g.scalar("kv_len", self.t.size)
         query = self._at(q, work.q_layout, self.i, of["q"].at(self.head), self.d)
         key = self._at(k, work.kv_layout, self.t, of["k"].at(self.n), self.d)
         value = self._at(v, work.kv_layout, self.t, of["v"].at(self.n), self.c)
         score = self._score(query * key, bias, slopes)
-        seen: dict[str, Any] = {"band": self._band(), "where": mask}
+        seen: dict[str, Any] = {"band": self._band(), "where": there}
         sink = None if sinks is None else sinks[self.head]
         at_row = (*self.row, self.t)
         s = g.map("score", at_row, score, "float32")[at_row]
