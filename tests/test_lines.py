@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 77_833, 444
+LIBRARY = 77_838, 444
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 58_853

@@ -150,7 +150,7 @@ def _key(x: tirx.Expr, largest: bool) -> tirx.Expr:
     dtype = str(x.ty.dtype)
     if dtype not in _FLOATS:
         return x.astype("int64")
-    size, infinity = (64, 0x7FF << 52) if dtype == "float64" else (32, 0xFF << 23)
+    size, infinity = _bits_of(dtype)
     nan = infinity | infinity >> 1
     unusual = tirx.const(nan if largest else -nan, f"int{size}")
     # as integers: loops that ask floats for NaN take twice the time
@@ -170,12 +170,17 @@ def _mirrored(bits: tirx.Expr) -> tirx.Expr:
     return (bits ^ (sign & tirx.max_value(whole))) - sign
 
 
-def _number(key: tirx.Expr, dtype: str) -> tirx.Expr:
-    """Undo `_key`."""
-    if dtype not in _FLOATS:
-        return key.astype(dtype)
-    wide = "float64" if dtype == "float64" else "float32"
-    return tirx.reinterpret(wide, _mirrored(key)).astype(dtype)
+def _bits_of(dtype: str) -> tuple[int, int]:
+    """Return how many bits a float has as a key, and those of infinity."""
+    return (64, 0x7FF << 52) if dtype == "float64" else (32, 0xFF << 23)
+
+
+def _number(key: tirx.Expr, dtype: str, largest: bool) -> tirx.Expr:
+    """Undo `_key`; of no numbers at all the largest is minus infinity."""
+    size, infinity = _bits_of(dtype)
+    last = tirx.const(-infinity if largest else infinity, f"int{size}")
+    found = tirx.max(key, last) if largest else tirx.min(key, last)
+    return tirx.reinterpret(f"float{size}", _mirrored(found)).astype(dtype)
 
 
 def keys_of(x: te.Tensor, largest: bool = True) -> te.Tensor:
@@ -194,7 +199,7 @@ def _by_keys(
 
     def found(x: te.Tensor) -> te.Tensor:
         key = find(keys_of(x, largest))
-        return te.compute(key.shape, lambda *at: _number(key(*at), str(x.dtype)), "found")
+        return te.compute(key.shape, lambda *at: _number(key(*at), str(x.dtype), largest), "found")
 
     how = {"primfunc_name_hint": call.op.name.rsplit(".", 1)[-1], "primfunc_attrs": attrs or None}
     return bb.call_te(found, call.args[0], **how)

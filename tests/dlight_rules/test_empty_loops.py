@@ -62,7 +62,7 @@ def test_reductions_of_nothing_have_their_start() -> None:
         return vm[name](*(tvm.runtime.tensor(np.ones(s, "float32")) for s in shapes)).numpy()
 
     assert (result("product", (2, 0), (0, 3)) == np.zeros((2, 3))).all()
-    assert (result("greatest", (2, 0)) == np.finfo("float32").min).all()
+    assert (result("greatest", (2, 0)) == -np.inf).all()
     assert (result("several", (2, 0, 4)) == np.zeros(2)).all()
     assert (result("concat", (2, 24, 64), (2, 24, 0)) == np.ones((2, 24, 64))).all()
 
