@@ -29,7 +29,7 @@ from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 from relax_fusion.launch.arguments import Out, TensorMap, Workspace
-from relax_fusion.triton_bridge.steps import AnyStep, SourceStep
+from relax_fusion.triton_bridge.launches import AnyStep, SourceStep
 from relax_fusion.workload import (
     Chain,
     DynamicDim,

@@ -15,7 +15,7 @@ from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..tvm_ir import SBlockRV
 from ..workload import Attention
-from .steps import block_names, vectorise_inner
+from .verbs import block_names, vectorise_inner
 
 REGISTER_TILES = (
     "acc_init",

@@ -24,7 +24,7 @@ from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of
 from ..tvm_ir import SBlockRV
 from ..workload import DTYPE_BYTES, GatedFFN, NormMatmul
-from . import steps
+from . import verbs
 
 
 def threads_of(plan: TilePlan, warp: int) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def dot_products(
     y, x = threads_of(plan, warp)
     partial = _partial_sums(sch, acc, plan, x)
     i, j, *inner = sch.get_loops(out)
-    steps.unroll_all(sch, inner)
+    verbs.unroll_all(sch, inner)
     block_j, thread_j, reg_j = sch.split(j, [None, y, plan.reg_n])
     sch.reorder(block_j, i, thread_j, reg_j)
     sch.bind(block_j, "blockIdx.x")
@@ -102,7 +102,7 @@ def finish(sch: s_tir.Schedule, partial: SBlockRV) -> None:
     # Row by row of the weight, as a gate and an up can be far apart; x once for all of them.
     for index, loop in ((1, j), (0, k_step)):
         _load_vectors(sch, sch.cache_read(partial, index, "local", [partial]), loop)
-    steps.unroll_all(sch, [k_step, p, i, j, lane])
+    verbs.unroll_all(sch, [k_step, p, i, j, lane])
     sch.decompose_reduction(partial, k_outer)
 
 
@@ -114,12 +114,12 @@ def _load_vectors(sch: s_tir.Schedule, copy: SBlockRV, loop: LoopRV) -> None:
         for a, l in (1, 16): S    ->    unrolled a, l in 2: vector l in 8: S
     """
     sch.compute_at(copy, loop, preserve_unit_loops=True)
-    loops = steps.loops_below(sch, copy, loop)
+    loops = verbs.loops_below(sch, copy, loop)
     element = DTYPE_BYTES[str(sch.get(copy).writes[0].source.ty.dtype)]
-    lanes = steps.extent(sch, loops[-1]) or 1
+    lanes = verbs.extent(sch, loops[-1]) or 1
     outer, inner = sch.split(loops[-1], [None, min(lanes, VECTOR_LOAD_BYTES // element)])
     sch.vectorize(inner)
-    steps.unroll_all(sch, [*loops[:-1], outer])
+    verbs.unroll_all(sch, [*loops[:-1], outer])
 
 
 Threads = tuple[int, int]
@@ -149,8 +149,8 @@ def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     staged in shared memory, ``block_k`` at a time.
     """
     sch = s_tir.Schedule(func)
-    projections = steps.projections(sch)
-    names = steps.block_names(sch.mod["main"])
+    projections = verbs.projections(sch)
+    names = verbs.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)
     warp = dev.warp_size
@@ -161,7 +161,7 @@ def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
         in_block = stages_norm(int(k), dev)
     threads = plan.num_warps * warp
     if "x_sum" in names:
-        steps.element_wise_kernel(sch, sch.get_sblock("x_sum"), threads)
+        verbs.element_wise_kernel(sch, sch.get_sblock("x_sum"), threads)
     if not in_block and statistics:
         _norm_kernel(sch, statistics, names, threads)
     fused = [sch.get_sblock("x_norm"), *statistics] if in_block and statistics else []
@@ -213,7 +213,7 @@ def _dots(
 def _inline_parts(sch: s_tir.Schedule, acc: SBlockRV) -> None:
     """Dissolve the stacked parts of a weight into the copies of their tiles."""
     name = sch.get(acc).name_hint.replace("acc", "w_parts")
-    if name in steps.block_names(sch.mod["main"]):
+    if name in verbs.block_names(sch.mod["main"]):
         sch.compute_inline(sch.get_sblock(name))
 
 
@@ -240,7 +240,7 @@ def _tile(
     p, ai, aj, k = sch.get_loops(acc)[-4:]
     k_outer, k_inner = sch.split(k, [None, plan.block_k])
     sch.reorder(k_outer, k_inner, p, ai, aj)
-    steps.unroll_all(sch, [p, ai, aj, reg_i, *inner])
+    verbs.unroll_all(sch, [p, ai, aj, reg_i, *inner])
     if staged:
         _stage(sch, acc, k_outer, plan)
     else:
@@ -262,9 +262,9 @@ def _stage(sch: s_tir.Schedule, acc: SBlockRV, k_outer: LoopRV, plan: TilePlan) 
     x_fits = plan.block_m * plan.block_k % (threads[0] * threads[1]) == 0
     for block, fits in zip(copies, (x_fits, True), strict=True):
         _pad_rows(sch, block)
-        loops = steps.loops_below(sch, block, k_outer)
+        loops = verbs.loops_below(sch, block, k_outer)
         if fits:
-            steps.bind_flat(sch, loops, threads)
+            verbs.bind_flat(sch, loops, threads)
         else:  # TVM sizes the tile by its indices, which must not mix rows and k under a condition
             _bind_each(sch, loops[-2:], threads)
 

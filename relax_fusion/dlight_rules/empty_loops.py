@@ -10,7 +10,7 @@ from tvm import ir, s_tir, tirx
 from ..matching.expressions import variables_of
 from ..transforms.fixed_arguments import CALLS
 from ..tvm_ir import SBlock, SBlockRealize, structural_map, structural_walk
-from . import steps
+from . import verbs
 from .safe_rule import SCHEDULE_ERRORS
 
 
@@ -66,7 +66,7 @@ def with_starts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     starts = [
         block.name_hint
-        for block in steps.blocks_of(func)
+        for block in verbs.blocks_of(func)
         if block.init is not None
         and any(
             v.iter_type == tirx.IterVar.CommReduce and not isinstance(v.dom.extent, tirx.IntImm)

@@ -16,7 +16,7 @@ from ..hardware.target import device_of, is_cpu, is_gpu
 from ..matching.expressions import variables_of
 from ..tvm_ir import Analyzer, SBlock, SBlockRV
 from ..workload import FLOAT_BYTES
-from . import steps
+from . import verbs
 from .generic_matmul.layout import is_unit
 from .generic_matmul.matmul import generic_matmul
 from .row_blocks import RowBlock, blocks_of_rows, count_rows_first, inline, is_plain
@@ -109,7 +109,7 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
     wanted = next_power(ceil_div(widest, lanes * VECTORS_PER_THREAD))
     threads = max(dev.warp_size, min(wanted, dev.max_threads_per_block))
     for block in blocks:
-        _spread(sch, block, steps.loops_below(sch, block.rv, row), (threads, lanes))
+        _spread(sch, block, verbs.loops_below(sch, block.rv, row), (threads, lanes))
     return None
 
 
@@ -166,7 +166,7 @@ def _spread(
         if _has_columns(sch.get(block.rv), region):
             copy = sch.cache_read(block.rv, index, "local", [block.rv])
             sch.compute_at(copy, thread, preserve_unit_loops=True)
-            sch.vectorize(sch.fuse(*steps.loops_below(sch, copy, thread)))
+            sch.vectorize(sch.fuse(*verbs.loops_below(sch, copy, thread)))
 
 
 def _fills(sch: s_tir.Schedule, block: RowBlock) -> bool:
@@ -192,7 +192,7 @@ def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
         if block.reduces and partial[block.rv] is not None:
             _vectorise_partial_sums(sch, partial[block.rv], row)
         elif not block.reduces and block.columns != 1 and not _fills(sch, block):
-            steps.vectorise_inner(sch, sch.fuse(*steps.loops_below(sch, block.rv, row)), lanes)
+            verbs.vectorise_inner(sch, sch.fuse(*verbs.loops_below(sch, block.rv, row)), lanes)
     return None
 
 
@@ -211,19 +211,19 @@ def _into_rows(sch: s_tir.Schedule, blocks: list[SBlockRV], row: LoopRV) -> Decl
 def _vector_lanes(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> int:
     """Return the elements of a vector that divide the innermost columns."""
     element = max(FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in sch.get(block.rv).writes)
-    innermost = steps.extent(sch, sch.get_loops(block.rv)[-1]) if block.columns else None
+    innermost = verbs.extent(sch, sch.get_loops(block.rv)[-1]) if block.columns else None
     return math.gcd(innermost or 1, dev.vector_bytes // element)
 
 
 def _partial_sums(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> SBlockRV | None:
     lanes = _vector_lanes(sch, block, dev)
-    return steps.split_lanes(sch, block.rv, lanes) if lanes > 1 else None
+    return verbs.split_lanes(sch, block.rv, lanes) if lanes > 1 else None
 
 
 def _vectorise_partial_sums(sch: s_tir.Schedule, partial: SBlockRV, row: LoopRV) -> None:
     """Keep the partial sums of a row in a vector register."""
     # A moved block has its loops in the order of its block variables: lanes first.
-    lane, *rest = steps.loops_below(sch, partial, row)
+    lane, *rest = verbs.loops_below(sch, partial, row)
     sch.reorder(*rest, lane)
     for index in range(len(sch.get(partial).writes)):
         sch.set_scope(partial, index, "local")

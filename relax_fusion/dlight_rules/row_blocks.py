@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 
 from ..matching.expressions import substitute
 from ..tvm_ir import SBlock, SBlockRealize, SBlockRV, structural_equal
-from . import steps
+from . import verbs
 from .generic_matmul.layout import is_unit
 
 
@@ -60,10 +60,10 @@ def inline(sch: s_tir.Schedule, func: tirx.PrimFunc, every: bool) -> None:
     results = {p for p in func.params if tirx.is_buffer_var(p)}
     for block in _children(sch):
         written = sch.get(block).writes
-        if steps.is_reduction(sch, block) or any(w.source in results for w in written):
+        if verbs.is_reduction(sch, block) or any(w.source in results for w in written):
             continue
         if every or len(sch.get_consumers(block)) == 1:
-            steps.inline_if_possible(sch, block)
+            verbs.inline_if_possible(sch, block)
 
 
 def count_rows_first(sch: s_tir.Schedule) -> None:
@@ -75,7 +75,7 @@ def count_rows_first(sch: s_tir.Schedule) -> None:
     rows_of: dict[tirx.Var, Callable[[list[tirx.Expr]], list[tirx.Expr]]] = {}
     for block in _children(sch):
         found = sch.get(block)
-        if steps.is_reduction(sch, block):
+        if verbs.is_reduction(sch, block):
             rows_of |= {w.source: list for w in found.writes}
             continue
         read = next((r for r in found.reads if r.source in rows_of), None)
@@ -115,7 +115,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
     Where `contiguous`, the first reduction must read a tensor row by row, each value once.
     """
     children = _children(sch)
-    reductions = [b for b in children if steps.is_reduction(sch, b)]
+    reductions = [b for b in children if verbs.is_reduction(sch, b)]
     if not reductions:
         return None
     first = sch.get(reductions[0]).iter_vars
@@ -126,7 +126,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
     found = []
     for block in children:
         variables = sch.get(block).iter_vars
-        reduces = steps.is_reduction(sch, block)
+        reduces = verbs.is_reduction(sch, block)
         leading = _leading(variables, rows)
         if leading is None or len(sch.get_loops(block)) != len(variables):
             return None

@@ -3,7 +3,7 @@
 - :mod:`.call`: `call_tir_extern`, what a user or a pass calls;
 - :mod:`.specialize`, :mod:`.kernel`, :mod:`.compile`: from a kernel and arguments to a cubin;
 - :mod:`.emit`, :mod:`.contraction`, :mod:`.attention`, :mod:`.cuda`, :mod:`.generated`: which
-  launches take the place of a fused PrimFunc; :mod:`.steps`, :mod:`.operands`: their parts;
+  launches take the place of a fused PrimFunc; :mod:`.launches`, :mod:`.operands`: their parts;
 - :mod:`.sources`: kernels' sources for a report, and compiled while the module is still matched;
 - :mod:`.kernels`, :mod:`.math`: the library's own kernels.
 

@@ -42,8 +42,8 @@ from .kernels.attention_flash_scores import late_scale
 from .kernels.attention_groups import attention_groups
 from .kernels.attention_halves import attention_halves
 from .kernels.attention_pointer import attention_pointer
+from .launches import Step, ceil_div
 from .operands import named_operands
-from .steps import Step, ceil_div
 
 MANY_PARTS = 32
 """Beyond this many parts of a row eight warps put them together, not four."""

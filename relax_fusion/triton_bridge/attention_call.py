@@ -16,8 +16,8 @@ from ..workload import Attention, HeadLayout, MaskDims
 from .kernel import KernelOptions
 from .kernels.attention_core import LOG2_E, Constants, HeadTensor
 from .kernels.attention_pointer import KeyCount
+from .launches import FEW_ROWS, AnyStep, Step
 from .operands import given_or
-from .steps import FEW_ROWS, AnyStep, Step
 
 Case = tuple[Any, Sequence[AnyStep]]
 """A condition, and the launches, in order, where it is the first of several that holds."""

@@ -22,8 +22,7 @@ from .cuda import cuda_steps
 from .kernels.gemv import gemv
 from .kernels.matmul_pointer import matmul_pointer
 from .kernels.row_norm import row_norm
-from .operands import Operands, Product, given_or, read_operands
-from .steps import (
+from .launches import (
     NOTHING_FIXED,
     AnyStep,
     Contraction,
@@ -33,6 +32,7 @@ from .steps import (
     forms_of,
     tensors_of,
 )
+from .operands import Operands, Product, given_or, read_operands
 
 SWAP_COLUMNS = 64
 """Up to this many columns of a pointer tile, the weight is the left operand of the tensor cores,

@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import tirx
 
-from ..cuda_kernels.source import matmul_source
-from ..cuda_kernels.text import MatmulForm, RotatedForm
+from ..cuda_kernels.kernel_text import MatmulForm, RotatedForm
+from ..cuda_kernels.launch import matmul_source
 from ..estimator.families.cuda_matmul.adapters import narrow_plan
 from ..estimator.families.cuda_matmul.tiles import (
     HALF_K,
@@ -25,8 +25,8 @@ from ..estimator.registry import family_of
 from ..launch.arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
 from ..workload import Packed, Rope, narrow_matmuls
 from .kernels.unpack_weights import unpack_weights
+from .launches import AnyStep, Contraction, SourceStep, Step, ceil_div
 from .operands import AdapterWeights, Product, given_or
-from .steps import AnyStep, Contraction, SourceStep, Step, ceil_div
 
 
 def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[AnyStep]:

@@ -35,8 +35,8 @@ from .attention_call import Case
 from .compile import Made, try_kernels
 from .contraction import contraction_steps
 from .generated.launch import generated_steps
+from .launches import AnyStep, FixedWeights, SourceStep, Step
 from .specialize import specialize
-from .steps import AnyStep, FixedWeights, SourceStep, Step
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..report.material import Source, Text
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import functions_of
 from .emit import fused_of
-from .steps import AnyStep, SourceStep
+from .launches import AnyStep, SourceStep
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecordSources")

@@ -14,6 +14,7 @@ from .base import Atom
 from .chain import Chain
 from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
+from .epilogues import EPILOGUE_STEPS, Norm, Step, operand_name, operand_names
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
@@ -26,7 +27,6 @@ from .norm_matmul import (
     narrow_matmuls,
 )
 from .operators import ACTIVATIONS
-from .steps import EPILOGUE_STEPS, Norm, Step, operand_name, operand_names
 
 Workload = NormMatmul | GatedFFN | Attention | Chain
 

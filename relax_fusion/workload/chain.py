@@ -10,10 +10,10 @@ from math import prod
 from .base import Atom, Described
 from .dims import Dim, DynamicDim
 from .dtypes import STORED_BYTES
+from .epilogues import Norm
 from .graph import Block, Graph
 from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .roofline import Sizes, instructions, is_contraction, size_at
-from .steps import Norm
 from .values import Axis, Expr, Op, Read, parts, reads
 
 ROWS = "rows"

@@ -13,10 +13,10 @@ from .attention import Attention, Heads, Lengths
 from .chain import Chain
 from .dims import DynamicDim
 from .dtypes import DTYPE_BYTES
+from .epilogues import EPILOGUE_STEPS
 from .gated_ffn import GatedFFN
 from .norm_matmul import Adapter, NormMatmul, Projection, Rope
 from .operators import ACTIVATIONS
-from .steps import EPILOGUE_STEPS
 
 _SIZES = ("k", "r", "n", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
 _DIMS = ("rows", "batch", "q_len", "kv_len")

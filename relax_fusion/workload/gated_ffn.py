@@ -9,11 +9,11 @@ from .base import Atom, Described
 from .builder import GraphBuilder
 from .dims import Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
+from .epilogues import Norm, normalised
 from .formats import Packed
 from .graph import Graph
 from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .roofline import slots_of
-from .steps import Norm, normalised
 from .values import Axis, Expr, apply
 
 

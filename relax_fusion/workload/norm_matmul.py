@@ -11,10 +11,10 @@ from .base import Atom, Described
 from .builder import GraphBuilder, Handle
 from .dims import PRICED_COLUMNS, Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator, step_dtype
+from .epilogues import Norm, Step, epilogue, normalised
 from .formats import Packed
 from .graph import Graph
 from .roofline import Sizes
-from .steps import Norm, Step, epilogue, normalised
 from .values import Axis, AxisValue, Const, Expr, Read
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.cuda_kernels.text import MatmulForm, RotatedForm
+from relax_fusion.cuda_kernels.kernel_text import MatmulForm, RotatedForm
 from relax_fusion.estimator import violations
 from relax_fusion.estimator.families.cuda_matmul.family import MOST_ACCUMULATORS
 from relax_fusion.estimator.families.cuda_matmul.tiles import accumulators

@@ -10,7 +10,7 @@ from relax_fusion import PATTERNS, host_target, make_target
 from relax_fusion.dlight_rules import SingleThreadRule
 from relax_fusion.dlight_rules.empty_loops import without_empty_loops
 from relax_fusion.dlight_rules.host_code import host_accesses
-from relax_fusion.dlight_rules.steps import blocks_of
+from relax_fusion.dlight_rules.verbs import blocks_of
 
 from ..support.chains import Chain, module
 from ..support.generic_cases import prim_funcs

@@ -11,7 +11,7 @@ from tvm import te, tirx
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import CPUSpatialRule, ScalarMatmulRule
-from relax_fusion.dlight_rules.steps import block_names
+from relax_fusion.dlight_rules.verbs import block_names
 
 
 def elementwise(rows: int, columns: int) -> tirx.PrimFunc:

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_fusion.cuda_kernels.source import TF32
+from relax_fusion.cuda_kernels.launch import TF32
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.launch.arguments import Out, Part, TensorMap, Workspace, is_tensor
 from relax_fusion.launch.cuda_source import CUDASource
 from relax_fusion.launch.kernel import TensorMapLayout
 from relax_fusion.triton_bridge.contraction import contraction_steps
-from relax_fusion.triton_bridge.steps import FixedWeights, SourceStep
+from relax_fusion.triton_bridge.launches import FixedWeights, SourceStep
 from relax_fusion.workload import GatedFFN, NormMatmul
 from relax_fusion.workload.reference import numpy_dtype, sizes_of
 

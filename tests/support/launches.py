@@ -20,7 +20,7 @@ from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.generated.launch import generated_steps
-from relax_fusion.triton_bridge.steps import Step
+from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.workload import Attention, Workload
 from relax_fusion.workload.reference import sizes_of
 

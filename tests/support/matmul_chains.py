@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from relax_fusion.workload import Chain, Dim
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.dims import renamed
+from relax_fusion.workload.epilogues import Step, epilogue
 from relax_fusion.workload.norm_matmul import WeightLayout
-from relax_fusion.workload.steps import Step, epilogue
 from relax_fusion.workload.values import Axis
 
 

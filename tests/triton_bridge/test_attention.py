@@ -27,8 +27,8 @@ from relax_fusion.pipeline import PHASES
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
 from relax_fusion.triton_bridge.compile import compile_kernels
+from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.triton_bridge.specialize import specialize
-from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, DynamicDim, Heads
 
 from ..support.launches import H200, launch_cases, parameters, plan_of

@@ -17,7 +17,7 @@ from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.launch.arguments import Out, Part, TensorMap
 from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
-from relax_fusion.triton_bridge.steps import SourceStep
+from relax_fusion.triton_bridge.launches import SourceStep
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
 from ..cuda_kernels.cases import adapted, gated, integers, matmul, plan, rotated

@@ -14,7 +14,7 @@ from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
 from ...tvm_ir import SBlockRV
 from ...workload import GatedFFN, NormMatmul
-from .. import steps
+from .. import verbs
 from .panels import place_panels, vectorised
 from .words import look_up_fields, looks_up, schedule_words
 
@@ -55,8 +55,8 @@ def schedule_cpu(
         Of the weights, for the family "words".
     """
     sch = s_tir.Schedule(func)
-    projections = steps.projections(sch)
-    names = steps.block_names(sch.mod["main"])
+    projections = verbs.projections(sch)
+    names = verbs.block_names(sch.mod["main"])
     present = [sch.get_sblock(n) for n in _PROLOGUE if n in names]
     if present:
         _rows(sch, present, plan)
@@ -76,7 +76,7 @@ def _panels(sch: s_tir.Schedule, projections: Projections, plan: CpuPlan) -> tir
     """
     tiles = sch.get_sblock("x_tiles")
     sch.parallel(sch.get_loops(tiles)[0])
-    names = steps.block_names(sch.mod["main"])
+    names = verbs.block_names(sch.mod["main"])
     copies, sums = [tiles], []
     for index, blocks in enumerate(projections):
         stages = (f"{name}{index}" for name in ("w_panels", "w_words", "w_scales"))
@@ -92,14 +92,14 @@ def _rows(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> None:
     partials: list[SBlockRV] = []
     for block in blocks:
         # Only an even split: moving a block under the row loop drops the guard of an uneven one.
-        width = steps.extent(sch, sch.get_loops(block)[-1]) or 1
+        width = verbs.extent(sch, sch.get_loops(block)[-1]) or 1
         lanes = math.gcd(width, plan.lanes)
-        if steps.is_reduction(sch, block) and lanes > 1:
-            partials.append(steps.split_lanes(sch, block, lanes))
+        if verbs.is_reduction(sch, block) and lanes > 1:
+            partials.append(verbs.split_lanes(sch, block, lanes))
             ordered.append(partials[-1])
         ordered.append(block)
     row = sch.get_loops(ordered[0])[0]
-    steps.chain_rows(sch, ordered[1:], row)
+    verbs.chain_rows(sch, ordered[1:], row)
     sch.parallel(row)  # before reductions are decomposed: their halves alone are no valid blocks
     for block in ordered:
         loops = sch.get_loops(block)[1:]
@@ -110,15 +110,15 @@ def _rows(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> None:
             sch.set_scope(block, 0, "local")
             sch.vectorize(lane)
             sch.decompose_reduction(block, outer)
-        elif not steps.is_reduction(sch, block):
-            steps.vectorise_inner(sch, loops[-1], plan.lanes)
+        elif not verbs.is_reduction(sch, block):
+            verbs.vectorise_inner(sch, loops[-1], plan.lanes)
 
 
 def _columns(sch: s_tir.Schedule, acc: SBlockRV, out: SBlockRV, plan: TilePlan) -> None:
     """Tile one projection into blocks of columns and register tiles."""
-    dot = steps.reads_along(sch, acc, WEIGHT, -1)
+    dot = verbs.reads_along(sch, acc, WEIGHT, -1)
     lanes = plan.lanes
-    partial = steps.split_lanes(sch, acc, lanes) if dot and lanes > 1 else acc
+    partial = verbs.split_lanes(sch, acc, lanes) if dot and lanes > 1 else acc
     i, j, *inner = sch.get_loops(out)
     i_block, i_tile, i_reg = sch.split(i, [None, plan.block_m // plan.reg_m, plan.reg_m])
     panel, j_tile, j_reg = sch.split(j, [None, plan.block_n // plan.reg_n, plan.reg_n])
@@ -128,11 +128,11 @@ def _columns(sch: s_tir.Schedule, acc: SBlockRV, out: SBlockRV, plan: TilePlan) 
     if partial is not acc:
         sch.compute_at(partial, i_tile, preserve_unit_loops=True)
         _register_tile(sch, partial, reduced_last=True)
-        steps.unroll_all(sch, sch.get_loops(acc)[-4:])
+        verbs.unroll_all(sch, sch.get_loops(acc)[-4:])
     else:
         _register_tile(sch, acc, reduced_last=False, lanes=lanes)
     sch.unroll(i_reg)
-    steps.unroll_all(sch, [j_reg, *inner])
+    verbs.unroll_all(sch, [j_reg, *inner])
 
 
 def _register_tile(
@@ -151,5 +151,5 @@ def _register_tile(
         sch.reorder(k, p, i, j, lane)
     sch.set_scope(block, 0, "local")
     sch.vectorize(lane)
-    steps.unroll_all(sch, [p, i, j])
+    verbs.unroll_all(sch, [p, i, j])
     sch.decompose_reduction(block, k)

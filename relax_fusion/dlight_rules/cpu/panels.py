@@ -10,7 +10,7 @@ from tvm import ir, s_tir, te, tirx
 from ...estimator.families.cpu_tiles import CpuPlan
 from ...matching.expressions import substitute
 from ...tvm_ir import SBlock, SBlockRV, TensorLoad, structural_map
-from .. import steps
+from .. import verbs
 
 
 def place_panels(
@@ -52,8 +52,8 @@ def place_panels(
     sch.compute_at(partial, tile, preserve_unit_loops=True)
     for copied in packed:  # panels, and what they are made of
         sch.compute_at(copied, panel, preserve_unit_loops=True)
-    sch.unroll(steps.vectorise_inner(sch, j_reg, plan.lanes))
-    steps.unroll_all(sch, inner)
+    sch.unroll(verbs.vectorise_inner(sch, j_reg, plan.lanes))
+    verbs.unroll_all(sch, inner)
     return partial
 
 
@@ -95,7 +95,7 @@ def accumulate_in_registers(sch: s_tir.Schedule, partial: SBlockRV, lanes: int) 
     sch.reorder(k, i, p, j, lane)  # x[i, k] serves all vectors of its row, then makes room
     sch.set_scope(partial, 0, "local")
     sch.vectorize(lane)
-    steps.unroll_all(sch, [i, p, j])
+    verbs.unroll_all(sch, [i, p, j])
     sch.decompose_reduction(partial, k)
 
 
@@ -120,10 +120,10 @@ def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
         Name and width of the blocks that copy squares, which are left to be transposed.
     """
     _, r, *parts, j = sch.get_loops(packed)[-len(sch.get(packed).iter_vars) :]
-    if not steps.reads_along(sch, packed, 0, 1) or not is_moved(sch.get(packed).body.value):
-        steps.vectorise_inner(sch, j, math.gcd(steps.extent(sch, j) or 1, lanes))
+    if not verbs.reads_along(sch, packed, 0, 1) or not is_moved(sch.get(packed).body.value):
+        verbs.vectorise_inner(sch, j, math.gcd(verbs.extent(sch, j) or 1, lanes))
         return {}
-    square = math.gcd(steps.extent(sch, r) or 1, steps.extent(sch, j) or 1, lanes)
+    square = math.gcd(verbs.extent(sch, r) or 1, verbs.extent(sch, j) or 1, lanes)
     r, r_inner = sch.split(r, [None, square])
     j, j_inner = sch.split(j, [None, square])
     sch.reorder(*parts, j, r, r_inner, j_inner)

@@ -12,7 +12,7 @@ from ...estimator.families.words import WordVectors
 from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import found_in, ramp, substitute
 from ...tvm_ir import SBlock, SBlockRV, structural_map
-from .. import steps
+from .. import verbs
 from .panels import along, bound
 from .prefetch import requests, words_of
 
@@ -83,7 +83,7 @@ def _place(
     sch.parallel(panel)
     for block in (acc, lane):
         sch.compute_at(block, i_tile, preserve_unit_loops=True)
-    steps.unroll_all(sch, [*sch.get_loops(acc)[-4:], i_reg, j_reg, *inner])
+    verbs.unroll_all(sch, [*sch.get_loops(acc)[-4:], i_reg, j_reg, *inner])
     p, i, j, vector, chunk = sch.get_loops(lane)[-5:]
     sch.reorder(chunk, p, j, i, vector)
     for block in (part, scales):
@@ -91,7 +91,7 @@ def _place(
     field = sch.get_loops(part)[-1]
     tile = dict(zip("pijcl", sch.get_loops(part)[-6:-1], strict=True))
     sch.reorder(field, tile["p"], tile["j"], tile["i"], tile["c"], tile["l"])
-    steps.unroll_all(sch, [p, i, j, field, *(tile[name] for name in "pijc")])
+    verbs.unroll_all(sch, [p, i, j, field, *(tile[name] for name in "pijc")])
     for block, lanes in ((part, tile["l"]), (lane, vector)):
         sch.vectorize(lanes)
         sch.set_scope(block, 0, "local")
@@ -102,9 +102,9 @@ def _scales_in_registers(sch: s_tir.Schedule, scales: SBlockRV, repeats: int) ->
     """Make a vector of scales; return the name of the block that fills it."""
     sch.set_scope(scales, 0, "local")
     *tile, lanes = sch.get_loops(scales)[-4:]
-    steps.unroll_all(sch, tile)
+    verbs.unroll_all(sch, tile)
     vector = sch.blockize(lanes)
-    if steps.extent(sch, lanes) == repeats:
+    if verbs.extent(sch, lanes) == repeats:
         sch.vectorize(lanes)
     return str(sch.get(vector).name_hint)
 

@@ -16,7 +16,7 @@ from tvm.target import Target
 
 from ...compute import contraction_prim_func
 from ...compute.ranges import root_of, stitch, unless_empty
-from ...dlight_rules import steps
+from ...dlight_rules import verbs
 from ...errors import Decline, Reason
 from ...estimator.families.matmuls import SCALAR_FAMILIES
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
@@ -120,7 +120,7 @@ def _adapted(core: tirx.PrimFunc, form: GenericMatmul, each: Planned) -> tirx.Pr
         block = sch.get_sblock("x_read" if var is x else "w_parts0")
         if each.in_front:
             if var is x or not _on_tensor_cores(plan):  # whose schedule has a kernel for w
-                steps.element_wise_kernel(sch, block, plan.num_warps * WARP, plan.lanes)
+                verbs.element_wise_kernel(sch, block, plan.num_warps * WARP, plan.lanes)
         # A GPU's schedule inlines w into copies of its tiles
         elif var is x or not plan.num_warps or _on_tensor_cores(plan):
             sch.compute_inline(block)

@@ -10,7 +10,7 @@ from ...errors import Decline
 from ...hardware.target import is_cpu, is_gpu, without_tensor_cores
 from ...matching.expressions import loads_of
 from ...tvm_ir import Analyzer, SBlockRV, TensorLoad
-from .. import steps
+from .. import verbs
 from ..safe_rule import SafeRule, apply_tvm_rule
 from .kernel import matmul_kernel
 from .layout import product
@@ -85,15 +85,15 @@ class CPUSpatialRule(SafeRule):
         if not is_cpu(target):
             return None
         sch = s_tir.Schedule(func)
-        blocks = [sch.get_sblock(name) for name in steps.block_names(func)]
+        blocks = [sch.get_sblock(name) for name in verbs.block_names(func)]
         if not blocks or not all(_is_spatial(sch, block) for block in blocks):
             return None
         for block in blocks:
             if _is_used_once(sch, block):
-                steps.inline_if_possible(sch, block)
-        for block in map(sch.get_sblock, steps.block_names(sch.mod["main"])):
+                verbs.inline_if_possible(sch, block)
+        for block in map(sch.get_sblock, verbs.block_names(sch.mod["main"])):
             loops = sch.get_loops(block)
-            extents = [steps.extent(sch, loop) for loop in loops]
+            extents = [verbs.extent(sch, loop) for loop in loops]
             if len(loops) < 2 or _small(extents):
                 continue
             sch.parallel(sch.fuse(*loops[:-1]))

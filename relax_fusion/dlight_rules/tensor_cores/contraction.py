@@ -11,7 +11,7 @@ from tvm.target import Target
 
 from ...compute import contraction_prim_func
 from ...compute.ranges import root_of
-from ...dlight_rules import steps
+from ...dlight_rules import verbs
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MOST_ROWS
@@ -50,13 +50,13 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     registers.
     """
     sch = s_tir.Schedule(func)
-    for name in steps.block_names(func):
+    for name in verbs.block_names(func):
         if name.startswith("w_parts") and plan.family in few_rows.FAMILIES:
             sch.compute_inline(sch.get_sblock(name))
         elif name.startswith("w_parts"):
             block, threads = sch.get_sblock(name), plan.num_warps * LANES
-            steps.element_wise_kernel(sch, block, threads, plan.lanes)
-    names = steps.block_names(func)
+            verbs.element_wise_kernel(sch, block, threads, plan.lanes)
+    names = verbs.block_names(func)
     if "x_norm" in names and not _normalises(plan, names):
         normalise_rows(sch, plan.num_warps * LANES)
     float8 = is_cuda(target) and has_float8(compute_capability(target))
@@ -75,7 +75,7 @@ def with_mma(
     kernels: list[tirx.Stmt] = []
     sums: list[tirx.Var] = []
     blocks: dict[str, SBlock] = {}
-    inside = _normalises(plan, steps.block_names(func))
+    inside = _normalises(plan, verbs.block_names(func))
     for stage in root.body.seq:
         stage_blocks = found_in(stage, SBlock)
         block = stage_blocks[0]
@@ -161,11 +161,11 @@ def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:
 
     A thread has the same elements in every step, so what it reads again it wrote itself.
     """
-    names = steps.block_names(sch.mod["main"])
+    names = verbs.block_names(sch.mod["main"])
     stages = ("x_sum", "mean_sum", "square_sum", "x_norm")
     blocks = [sch.get_sblock(name) for name in stages if name in names]
     row = sch.get_loops(blocks[0])[0]
-    steps.chain_rows(sch, blocks[1:], row)
+    verbs.chain_rows(sch, blocks[1:], row)
     sch.bind(row, "blockIdx.x")
     for block in blocks:
         if sch.get(block).init is not None:
@@ -184,11 +184,11 @@ def _spread(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
     lanes = gcd(int(found.iter_vars[-1].dom.extent), VECTOR_LOAD_BYTES // widest)
     turn, thread, lane = sch.split(sch.get_loops(block)[-1], [None, threads, lanes])
     sch.bind(thread, "threadIdx.x")
-    steps.unroll_all(sch, [turn, lane])
+    verbs.unroll_all(sch, [turn, lane])
     for index in along:
-        steps.load_wide(sch, block, index, thread)
+        verbs.load_wide(sch, block, index, thread)
     if stores:
-        steps.store_wide(sch, block, thread)
+        verbs.store_wide(sch, block, thread)
 
 
 Kernel = FewRowsKernel | DequantisedRowsKernel

@@ -14,9 +14,9 @@ from ...workload import Causal, HeadLayout
 from ..pattern import BlockView, PrimExpr, Refused, guard
 from ..shapes import known_shape, same_shape, shape_of, static
 from .operands import Operand, operand, packed
+from .score_operators import scores_of
 from .scores import Addend, Scores
 from .softmax import softmax_of
-from .steps import scores_of
 
 NAMES = ("the query", "the key", "the value", "the result")
 _CAUSAL: dict[str | None, Causal] = {

@@ -24,8 +24,8 @@ from ...launch.arguments import TensorMap, Workspace
 from ...workload import Chain, DynamicDim
 from .. import math
 from ..kernel import KernelOptions
+from ..launches import Step, ceil_div, fewer
 from ..operands import named_operands
-from ..steps import Step, ceil_div, fewer
 from .text import HELPERS, KernelText, Means, Parameter, kernel_text
 from .tiles import Blocks
 

@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .addresses import swizzled_tile
 from .attention_core import (
     address,
     common_range,
@@ -46,7 +47,6 @@ from .attention_core import (
 )
 from .attention_flash_scores import scores_of_block
 from .ring import copy_tile, make_ring, wait_empty, wait_full
-from .tiles import swizzled_tile
 
 ROWS = gl.constexpr(128)
 """Queries of a tile: 64 for each of two warp groups."""

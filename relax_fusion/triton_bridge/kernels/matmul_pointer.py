@@ -24,8 +24,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import inverse_rms
-from .products import column_tiles, common_divisor, of_product, weight_of
-from .tiles import (
+from .addresses import (
     column_run,
     half_pointer,
     load_in_range,
@@ -36,6 +35,7 @@ from .tiles import (
     weight_offsets,
     weight_rows,
 )
+from .products import column_tiles, common_divisor, of_product, weight_of
 
 
 @triton.jit

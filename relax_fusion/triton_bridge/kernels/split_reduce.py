@@ -17,8 +17,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import inverse_rms
+from .addresses import store_output, tile_features, tile_offsets
 from .products import of_product
-from .tiles import store_output, tile_features, tile_offsets
 
 
 @triton.jit

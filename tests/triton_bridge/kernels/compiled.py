@@ -15,8 +15,8 @@ from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.nvidia import capability_of
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.compile import compile_kernels
+from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.triton_bridge.specialize import specialize
-from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Workload
 
 from ...support.launches import launch_cases, parameters

@@ -10,7 +10,7 @@ import pytest
 
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.triton_bridge.contraction import contraction_steps
-from relax_fusion.triton_bridge.steps import FixedWeights
+from relax_fusion.triton_bridge.launches import FixedWeights
 from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 
 from ...support.contraction_cases import OFFSET, RMS, plain, turned

@@ -8,7 +8,7 @@ from ..estimator.families.cuda_matmul.tiles import PART, block_k, smem_bytes
 from ..launch.cuda_source import CUDASource
 from ..launch.kernel import LaunchOptions, TensorMapLayout
 from ..workload.reference import numpy_dtype
-from .text import MatmulForm
+from .kernel_text import MatmulForm
 
 _NAMES = {
     "float16": "fp16",
