@@ -49,9 +49,19 @@ def unfit(node: Node) -> str:
         return f"TVM's {target} takes no number"
     if name.startswith("clamp") and _dtype(node) == torch.bool:
         return f"TVM's {target} takes no booleans"
+    if name.startswith("convolution") and _is_slow(node):
+        return f"{target} is transposed, dilated or of groups, and faster in PyTorch"
     if name.startswith("avg_pool") and len(node.args) > 6 and node.args[6] is not None:
         return f"{target} has a divisor of its own, which TVM's importer leaves out"
     return _from_the_end(node) if name == "select.int" else ""
+
+
+def _is_slow(node: Node) -> bool:
+    """Tell whether a convolution becomes loops, not a matmul of patches; depthwise ones may."""
+    _, weight, _, _, _, dilation, transposed, _, groups = cast("tuple[Any, ...]", node.args)
+    channels, _, *kernel = weight.meta["val"].shape
+    grouped = len(kernel) > 1 and groups not in (1, channels)
+    return bool(transposed or grouped or any(n != 1 for n in dilation))
 
 
 def _from_the_end(node: Node) -> str:

@@ -133,10 +133,13 @@ def test_dtypes_that_tvm_has_less_of(name: str) -> None:
         (lambda x: x.cumsum(0), torch.tensor(2.0), "takes no number"),
         (lambda x: x.median(), torch.tensor([1, NAN]), "gives NaN where one is"),
         (lambda x: x.clamp(min=~x), torch.tensor([True, False]), "takes no booleans"),
+        (lambda x: F.conv_transpose2d(x, x), torch.ones(1, 1, 3, 3), "faster in PyTorch"),
+        (lambda x: F.conv2d(x, x[:, :2], groups=2), torch.ones(4, 4, 3, 3), "faster in PyTorch"),
+        (lambda x: F.conv1d(x, x[..., :2], dilation=2), torch.ones(2, 2, 5), "faster in PyTorch"),
     ],
-    ids=("pools", "sums", "medians", "clamps"),
+    ids=("pools", "sums", "medians", "clamps", "transposed", "groups", "dilated"),
 )
-def test_what_tvm_gets_wrong_stays_in_pytorch(operator, x, why, caplog) -> None:
+def test_what_tvm_does_badly_stays_in_pytorch(operator, x, why, caplog) -> None:
     caplog.set_level(logging.INFO, "relax_fusion.torch")
     with torch.no_grad():
         found = torch.compile(operator, backend="relax_fusion", options={"min_block_size": 1})(x)
