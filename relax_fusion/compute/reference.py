@@ -215,7 +215,9 @@ class Writer:
         return tirx.all(*found) if found else None
 
     def _limit(self, value: Expr) -> tirx.Expr:
-        """Return a sum of sizes and whole numbers."""
+        """Return a sum of sizes, whole numbers and elements of tensors of them."""
+        if isinstance(value, Read):
+            return self._read(value).astype("int64")
         if isinstance(value, Op):
             return FUNCTIONS[value.name](*map(self._limit, value.args))
         assert isinstance(value, Size | Const)

@@ -82,7 +82,8 @@ class Attention(Described):
     """``softmax(bias(softcap(scale * q @ k^T)), masked) @ v`` per head.
 
     A query whose keys are all hidden gives zeros.  Position i of the queries stands at key
-    ``p = i``, bottom-right aligned at ``p = i + kv_len - q_len``.
+    ``p = i``, bottom-right aligned at ``p = i + kv_len - q_len``; `lengths` take the place of
+    `kv_len` in that.
 
     Parameters
     ----------
@@ -220,6 +221,7 @@ class _Writer:
         self.i, self.t = Axis("i", known[work.q_len]), Axis("t", known[work.kv_len])
         self.d, self.c = Axis("d", work.head_dim), Axis("c", work.v_dim)
         self.head = self.n * group + self.e
+        self.length: Expr | None = None
         self.row = (self.b, self.n, self.e, self.i)
 
     def graph(self) -> Graph:
@@ -234,6 +236,7 @@ class _Writer:
         mask = self._by_score("mask", work.mask_dims, "bool")
         slopes = g.input("slopes", (work.q_heads,), work.alibi) if work.alibi else None
         sinks = g.input("sinks", (work.q_heads,), work.sinks) if work.sinks else None
+        self.length = self._length()
         there = self._there(mask)
         if work.kv_prefix:
             g.scalar("kv_len", self.t.size)
@@ -286,16 +289,20 @@ class _Writer:
         tensor = self.g.input(name, shape, dtype)
         return tensor[tuple(p if has else 0 for p, has in zip(places, dims, strict=True))]
 
-    def _there(self, mask: Read | None) -> Expr | None:
-        """Return what is not 0 of keys that are there and seen, None of all of them."""
+    def _length(self) -> Expr | None:
+        """Add the tensor that tells how many keys there are; return an element of it."""
         lengths = self.work.lengths
         if lengths is None:
-            return mask
+            return None
         tensor = self.g.input("lengths", (self.b.size if lengths.by_batch else 1,), lengths.dtype)
         length: Expr = tensor[(self.b if lengths.by_batch else 0,)]
-        if lengths.more:
-            length = length + float(lengths.more)
-        there = apply("maximum", length - AxisValue("t"), Const(0.0))
+        return length + float(lengths.more) if lengths.more else length
+
+    def _there(self, mask: Read | None) -> Expr | None:
+        """Return what is not 0 of keys that are there and seen, None of all of them."""
+        if self.length is None or self.work.causal == "bottom_right":
+            return mask
+        there = apply("maximum", self.length - AxisValue("t"), Const(0.0))
         return there if mask is None else there * mask
 
     def _score(self, product: Expr, bias: Read | None, slopes: Handle | None) -> Expr:
@@ -316,8 +323,10 @@ class _Writer:
 
     def _offset(self) -> Expr | None:
         """Return the key position at which the first query stands; None for 0."""
-        bottom_right = self.work.causal == "bottom_right"
-        return Size(self.t.size) - Size(self.i.size) if bottom_right else None
+        if self.work.causal != "bottom_right":
+            return None
+        keys: Expr = Size(self.t.size) if self.length is None else self.length
+        return keys - Size(self.i.size)
 
     def _band(self) -> Band | None:
         """Return the causal mask and the window."""

@@ -80,7 +80,7 @@ def _wrong_steps(work: Any) -> Iterator[str]:
             yield f"kv_heads is {work.kv_heads}, does not divide q_heads={work.q_heads}"
         yield from _wrong_heads(work)
         if work.lengths is not None:
-            yield from _wrong_lengths(work, work.lengths)
+            yield from _wrong_lengths(work.lengths)
     if isinstance(work, GatedFFN) and work.activation not in ACTIVATIONS:
         yield f"activation is {shown(work.activation)}, must be of {', '.join(ACTIVATIONS)}"
     if isinstance(work, NormMatmul):
@@ -103,14 +103,12 @@ def _wrong_heads(work: Attention) -> Iterator[str]:
             yield from (f"{name}_in: {sentence}" for sentence in wrong)
 
 
-def _wrong_lengths(work: Attention, lengths: Lengths) -> Iterator[str]:
+def _wrong_lengths(lengths: Lengths) -> Iterator[str]:
     """Yield what is wrong with numbers of keys that a tensor tells."""
     if lengths.dtype not in ("int32", "int64"):
         yield f"lengths are {shown(lengths.dtype)}, must be int32 or int64"
     if abs(lengths.more) > MAX_INT32:
         yield f"{lengths.more} is added to lengths, must be within 32 bits"
-    if (work.causal, work.window, work.alibi) != ("none", None, None):
-        yield "there are lengths beside a mask or a bias by position, must be alone"
 
 
 def _wrong_projection(projection: Projection) -> Iterator[str]:

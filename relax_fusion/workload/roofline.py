@@ -11,7 +11,7 @@ from .dtypes import STORED_BYTES
 from .formats import ALL
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
-from .values import At, Axis, Const, Expr, Op, Size, axes_in, parts, reads
+from .values import At, Axis, Const, Expr, Op, Read, Size, axes_in, parts, reads
 
 Sizes = Mapping[str, int]
 
@@ -144,20 +144,22 @@ def _visible(graph: Graph, sizes: Sizes) -> float:
         return 1.0
     lengths = {a.name: size_at(a.size, sizes) for a in (*block.axes, *block.reduced)}
     rows, columns = lengths[band.row], lengths[band.column]
-    least = -rows if band.least is None else _number(band.least, sizes)
-    most = columns if band.most is None else _number(band.most, sizes)
+    least = -rows if band.least is None else _number(band.least, sizes, columns)
+    most = columns if band.most is None else _number(band.most, sizes, columns)
     seen = (min(columns - 1, r + most) - max(0, r + least) + 1 for r in range(rows))
     return sum(max(0, n) for n in seen) / max(1, rows * columns)
 
 
-def _number(value: Expr, sizes: Sizes) -> int:
-    """Return the limit of a band: sums of sizes and numbers."""
+def _number(value: Expr, sizes: Sizes, columns: int) -> int:
+    """Return the limit of a band: sums of sizes and numbers, of which a tensor tells `columns`."""
+    if isinstance(value, Read):
+        return columns
     if isinstance(value, Size):
         return size_at(value.dim, sizes)
     if isinstance(value, Const):
         return int(value.value)
     assert isinstance(value, Op), value
-    first, second = (_number(a, sizes) for a in value.args)
+    first, second = (_number(a, sizes, columns) for a in value.args)
     return first - second if value.name == "subtract" else first + second
 
 

@@ -164,7 +164,7 @@ class Chooser:
             k_in=self._among(kv_heads, kv_layout),
             v_in=self._among(kv_heads, kv_layout),
         )
-        if (work.causal, work.alibi) == ("none", None) and self.chance(25):
+        if self.chance(15):
             lengths = Lengths(self.pick("int32", "int64"), self.chance(50), self.pick(0, 1, -2))
             work = replace(work, lengths=lengths)
         return attention_cases.Case(repr(work), work, sizes)

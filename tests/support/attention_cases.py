@@ -360,7 +360,7 @@ def _counted() -> list[Case]:
     """Return cases whose number of keys a tensor tells."""
     own, one = Lengths("int32", by_batch=True), Lengths("int64", by_batch=False, more=1)
     few = {"q_len": 1, "kv_len": 130, "kv_heads": 1}
-    mask = {"mask_dims": (True, False, False, True)}
+    mask, band = {"mask_dims": (True, False, False, True)}, {"causal": "bottom_right"}
     dynamic = {"batch": DynamicDim("batch"), "kv_len": DynamicDim("kv_len")}
 
     def next_key(arrays: Arrays) -> None:
@@ -371,6 +371,9 @@ def _counted() -> list[Case]:
         _case("counted", **few, lengths=own, edit=_keys(130, 3)),
         _case("counted_none_and_too_many", **few, lengths=own, edit=_keys(-5, 1 << 30)),
         _case("counted_next_key", **few, lengths=one, edit=next_key),
+        _case("counted_window", **few, **band, window=5, lengths=own, edit=_keys(130, 3)),
+        _case("counted_rows_of_last", **band, lengths=own, alibi="float32", edit=_keys(65, 40)),
+        _case("counted_top_left", causal="top_left", lengths=own, edit=_keys(20, 0)),
         _case("counted_rows_and_mask", **mask, lengths=own, edit=_keys(65, 20)),
         _case(
             "counted_dynamic",

@@ -53,6 +53,11 @@ def _scores(match: Match, typed: Typed, shape: tuple[int, ...]) -> np.ndarray:
     if work.lengths is not None:
         lengths = np.asarray(typed(next(args).expr)).reshape((-1, 1, 1, 1)) + work.lengths.more
         scores = np.where(np.arange(shape[-1]) < lengths, scores, -np.inf)
+        if work.causal == "bottom_right":
+            row, column = np.indices(shape[-2:])
+            from_last = column - row - lengths + shape[-2]
+            seen = (from_last <= 0) & (from_last > -(work.window or shape[-1]))
+            return np.where(seen, scores, -np.inf)
     return np.where(in_sight(work.causal, work.window, shape[-2:]), scores, -np.inf)
 
 

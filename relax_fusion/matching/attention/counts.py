@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
 
 from ...tvm_ir import detect_linear_equation
 from ..element_values import Choice, float_of
-from ..shapes import dtype_of, same_shape
+from ..shapes import dtype_of, is_one, same_shape
 from .aligned import Aligned
 
 _ORDERS = {
@@ -24,7 +25,7 @@ _MOST_ADDED = 1 << 31
 
 @dataclass(frozen=True)
 class Count:
-    """The keys before ``tensor + more`` are there.
+    """The keys before ``tensor + more`` are seen.
 
     Parameters
     ----------
@@ -34,12 +35,18 @@ class Count:
         What is added to them.
     mask, seen : Aligned, bool
         The mask that says so, and which of its values lets a query see a key.
+    begins : bool
+        Whether, the other way round, they are the first that is seen.
+    window : int, optional
+        How many keys of them the one query sees, the last ones.
     """
 
     tensor: Aligned
     more: int
     mask: Aligned
     seen: bool
+    begins: bool = False
+    window: int | None = None
 
     @property
     def by_batch(self) -> bool:
@@ -65,13 +72,32 @@ def count_of(mask: Aligned, seen: bool) -> Count | None:
     lower, upper = call.args[::-1] if turned else call.args
     if not seen:
         lower, upper, strict = upper, lower, not strict
-    key, limit = mask.operand(lower), mask.operand(upper)
-    start = None if key is None else _first_key(key)
-    found = None if limit is None else _number(limit)
-    if start is None or found is None:
+    for keys, limits, begins in ((lower, upper, False), (upper, lower, True)):
+        key, limit = mask.operand(keys), mask.operand(limits)
+        start = None if key is None else _first_key(key)
+        found = None if limit is None or start is None else _number(limit)
+        if start is not None and found is not None:
+            tensor, more = found
+            return Count(tensor, more - start + (strict == begins), mask, seen, begins)
+    return None
+
+
+def with_window(counts: Sequence[Count], mask: Aligned, seen: bool) -> Count | None:
+    """Return the keys of one query that begin and end at numbers of one tensor, as one count.
+
+    Parameters
+    ----------
+    counts : sequence of Count
+        Two, of which one begins.
+    mask, seen : Aligned, bool
+        What says both.
+    """
+    first, last = sorted(counts, key=lambda count: not count.begins)
+    same = first.tensor.at.expr.same_as(last.tensor.at.expr)
+    width = last.more - first.more
+    if not (first.begins and not last.begins and same and width > 0 and is_one(mask.grid.sizes[2])):
         return None
-    tensor, more = found
-    return Count(tensor, more - start + (not strict), mask, seen)
+    return Count(last.tensor, last.more, mask, seen, window=width)
 
 
 def _first_key(at: Aligned) -> int | None:

@@ -15,7 +15,7 @@ from ..pattern import KernelArg, PrimExpr
 from ..shapes import dtype_of, same_shape
 from .aligned import Aligned, Grid
 from .bands import Band, band_of, joined, sight_of
-from .counts import Count, count_of
+from .counts import Count, count_of, with_window
 from .scores import INFINITE, Addend, Condition, Most, Step
 
 
@@ -122,6 +122,8 @@ def parts_of(grid: Grid, step: Step) -> Parts:
 def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
     """Return a mask taken to pieces if that is what a kernel can have, else the mask as it is."""
     if parts is None or max(map(len, (parts.seen, parts.biases, parts.counts))) > 1:
+        return whole
+    if any(count.begins for count in parts.counts):
         return whole
     if any(at.dims() is None for at, _ in (*parts.seen, *parts.biases)):
         return whole
@@ -262,7 +264,11 @@ def _seen(at: Aligned, value: bool) -> Parts | None:
     call = view.call(expr, *(f"relax.{name}" for name in both))
     if call is not None:
         operands = [at.operand(a) for a in call.args]
-        return _all_of(None if inner is None else _seen(inner, value) for inner in operands)
+        found = _all_of(None if inner is None else _seen(inner, value) for inner in operands)
+        if found is not None and len(found.counts) == 2:
+            count = with_window(found.counts, at, value)
+            return None if count is None else replace(found, counts=(count,))
+        return found
     call = view.call(expr, "relax.logical_not", "relax.bitwise_not")
     inner = at.operand(call.args[0]) if call is not None else None
     if inner is not None:

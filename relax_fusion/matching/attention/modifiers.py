@@ -75,9 +75,12 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
         parts = _both(parts, replace(more, biases=(), fills=()))
     bias, bias_op = bias_of(steps)
     found = sight_of(parts.band, *grid.sizes[2:])
-    if len(parts.counts) > 1 or sight != Sight() or found != Sight() or parts.slopes:
+    sight = _one_sight(sight, found or Sight())
+    if not _is_counted(parts, sight):
         masks = tuple((count.mask, count.seen) for count in parts.counts)
         parts = replace(parts, seen=parts.seen + masks, counts=())
+    elif parts.counts and parts.counts[0].window is not None:
+        sight = Sight("bottom_right", parts.counts[0].window)
     guard(
         len(parts.seen) < 2,
         Reason.ATTRIBUTE,
@@ -85,8 +88,6 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     )
     detail = f"{parts.band}, which is no causal mask and no window"
     guard(found is not None, Reason.ATTRIBUTE, detail)
-    assert found is not None
-    sight = _one_sight(sight, found)
     sinks = None if chain.sinks is None else _sinks(grid, chain.sinks, chain.scores.covers)
     guard(
         not parts.slopes or (bias_op == "add" and not any(isinstance(s, Most) for s, _ in steps)),
@@ -126,6 +127,15 @@ def _mask(at: Aligned, sees: bool) -> tuple[KernelArg, MaskDims]:
     if sees:
         return at.arg()
     return at.arg(relax.BlockBuilder().normalize(relax.op.logical_not(at.at.expr)))
+
+
+def _is_counted(parts: Parts, sight: Sight) -> bool:
+    """Tell whether a kernel can take a number of keys from a tensor beside what else hides some."""
+    if len(parts.counts) != 1:
+        return not parts.counts
+    if parts.counts[0].window is None:
+        return sight.causal != "bottom_right"
+    return sight == Sight() and not parts.slopes
 
 
 def _lengths(grid: Grid, count: Count) -> tuple[KernelArg, Lengths]:

@@ -102,17 +102,30 @@ class Values:
         if block.band is not None:
             column, row = (self.place(axis, frame) for axis in (block.band.column, block.band.row))
             if block.band.least is not None:
-                found.append(f"({column} - {row} >= {_limit(block.band.least)})")
+                found.append(f"({column} - {row} >= {self._limit(block.band.least, frame)})")
             if block.band.most is not None:
-                found.append(f"({column} - {row} <= {_limit(block.band.most)})")
+                found.append(f"({column} - {row} <= {self._limit(block.band.most, frame)})")
         if block.where is not None:
             found.append(f"({self.text(block.where, frame)} != 0)")
         return found
 
+    def _limit(self, value: Expr, frame: Frame) -> str:
+        """Return the limit of a band: sums of sizes and numbers, integers where they can be."""
+        if isinstance(value, Read):
+            return self.text(value, frame)
+        if isinstance(value, Size):
+            return size_name(value.dim)
+        if isinstance(value, Const):
+            return str(int(value.value)) if value.value.is_integer() else _number(value.value)
+        assert isinstance(value, Op), value
+        return FUNCTIONS[value.name].format(*(self._limit(arg, frame) for arg in value.args))
+
     def conditioned(self, block: Block) -> Frame:
         """Return the dimensions that these conditions depend on."""
         axes = [block.band.column, block.band.row] if block.band is not None else []
-        axes += axes_in(block.where) if block.where is not None else []
+        limits = (block.band.least, block.band.most) if block.band is not None else ()
+        for value in (block.where, *limits):
+            axes += axes_in(value) if value is not None else []
         return self.blocks.frame(tuple(map(self.loop, axes)))
 
 
@@ -145,16 +158,6 @@ def coordinate(blocks: Blocks, place: At, frame: Frame) -> str:
         return text
     wrapped = size_name(place.mod)
     return f"remainder({text}, {wrapped})" if below else f"{bracketed(text)} % {wrapped}"
-
-
-def _limit(value: Expr) -> str:
-    """Return the limit of a band: sums of sizes and numbers, which are integers where they can."""
-    if isinstance(value, Size):
-        return size_name(value.dim)
-    if isinstance(value, Const):
-        return str(int(value.value)) if value.value.is_integer() else _number(value.value)
-    assert isinstance(value, Op), value
-    return FUNCTIONS[value.name].format(*map(_limit, value.args))
 
 
 def is_whole(graph: Graph, value: Expr) -> bool:
