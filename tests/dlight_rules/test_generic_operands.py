@@ -47,7 +47,7 @@ TAKEN: dict[str, tuple[list[Input], Callable[..., relax.Expr], str]] = {
     ),
     "kn": (integers((77, 96), (96, 40)), product, "prmt.b32"),
     "scaled": (
-        [*integers(("b", "s", 256), (512, 256)), Input((512,)), Input(("b", "s", 1))],
+        [*integers(("b", "s", 128), (256, 128)), Input((256,)), Input(("b", "s", 1))],
         scaled,
         "*(uint4*)(out0_ptr",
     ),

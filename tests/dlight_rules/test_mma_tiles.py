@@ -65,15 +65,18 @@ def test_sizes_need_be_no_multiples_of_a_tile(name: str, seed: int) -> None:
 
 @pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 @pytest.mark.parametrize(
-    ("name", "target"), sampled(product(["nk", "gated", "int8_kn", "tf32"], ["a100", "rtx4090"]), 3)
+    ("name", "target", "which"),
+    sampled(product(["nk", "gated", "int8_kn", "tf32"], ["a100", "rtx4090"], range(2)), 5),
 )
-def test_tiles_compile_for_their_device_and_stay_in_registers(name: str, target: str) -> None:
+def test_tiles_compile_for_their_device_and_stay_in_registers(
+    name: str, target: str, which: int
+) -> None:
     chosen, dev = make_target(target), device_of(make_target(target))
     work = sized(WORKS[name], ROWS, 4096, 4096)
-    for plan in drawn(WORKS[name], target, 2, seed=5):
-        source, _ = source_and_host(work, plan, chosen)
-        log = require_nvrtc().log("tile", source, dev.arch)
-        spilled = [int(found) for found in re.findall(r"(\d+) bytes spill stores", log)]
-        used = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
-        assert spilled and max(spilled) <= 64, plan
-        assert max(used) <= footprint(work, plan, dev).registers_per_thread + 48, plan
+    plan = drawn(WORKS[name], target, 2, seed=5)[which]
+    source, _ = source_and_host(work, plan, chosen)
+    log = require_nvrtc().log("tile", source, dev.arch)
+    spilled = [int(found) for found in re.findall(r"(\d+) bytes spill stores", log)]
+    used = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
+    assert spilled and max(spilled) <= 64, plan
+    assert max(used) <= footprint(work, plan, dev).registers_per_thread + 48, plan

@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 import relax_fusion.torch as door  # noqa: E402
 from relax_fusion.errors import ModelFileError, PipelineError, RelaxFusionError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 
 class Cell(torch.nn.Module):
     """Has tied weights, a cache whose rows are written, and a buffer that is added to."""
@@ -303,19 +305,17 @@ def test_rows_that_are_counted_are_looked_up_at_any_length():
         torch.testing.assert_close(compiled(each), model(each))
 
 
-def test_a_damaged_library_is_refused(tmp_path):
-    _, compiled = made()
-    compiled.save(tmp_path / "kept")
+def test_a_damaged_library_is_refused(cell, tmp_path):
+    cell.save(tmp_path / "kept")
     library = tmp_path / "kept" / "model.so"
     library.write_bytes(library.read_bytes()[:1000])
     with pytest.raises(ModelFileError, match=r"model.so has another checksum; it is damaged"):
         door.load(tmp_path / "kept")
 
 
-def test_a_compiled_model_is_not_pickled():
-    _, compiled = made()
+def test_a_compiled_model_is_not_pickled(cell):
     with pytest.raises(TypeError, match=r"use save\(\) and load\(\)"):
-        pickle.dumps(compiled)
+        pickle.dumps(cell)
 
 
 def test_what_cannot_be_compiled_is_named():
@@ -337,10 +337,9 @@ def test_no_module_is_refused():
         door.compile(lambda x: x, (torch.ones(1),))
 
 
-def test_nothing_is_overwritten(tmp_path):
-    _, compiled = made()
+def test_nothing_is_overwritten(cell, tmp_path):
     with pytest.raises(FileExistsError, match="choose another directory"):
-        compiled.save(tmp_path)
+        cell.save(tmp_path)
 
 
 def test_what_is_no_model_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from relax_fusion.workload.reference import numpy_dtype
 from ...support.contraction_cases import Case, cases, plain, turned
 from ...support.interpreted import Interpreter
 from ...support.launches import H200, interpreted, launch_cases, parameters
-from ...support.slow import sampled
+from ...support.slow import quick_if, sampled
 
 POINTER = TilePlan(16, 32, 64, num_stages=2, num_warps=4, family="pointer")
 PLANS = {
@@ -55,7 +55,13 @@ def computed(interpreter: Interpreter, case: Case, plan: TilePlan) -> list[np.nd
     return [made[o.name].astype(numpy_dtype(o.dtype)) for o in case.work.graph.outputs]
 
 
-@pytest.mark.parametrize(("plan", "name"), sampled(TAKEN, 7))
+def is_quick(case: tuple[str, str]) -> bool:
+    """Take one in seven, but of rotations by the rows of "kn" only by kernels that are faster."""
+    slow = case[0] == "gemv" and case[1].startswith("rope") and case[1].endswith("kn")
+    return TAKEN.index(case) % 7 == 0 and not slow
+
+
+@pytest.mark.parametrize(("plan", "name"), quick_if(is_quick, TAKEN))
 def test_launches_match_the_reference(interpreter: Interpreter, plan: str, name: str) -> None:
     case = CASES[name]
     case.check(case.inputs(), computed(interpreter, case, PLANS[plan]), stored=True)
