@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 77_904, 444
+LIBRARY = 77_917, 444
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 58_871
+TESTS = 58_900
 """The most lines of Python in ``tests/``."""
 
 

@@ -325,7 +325,9 @@ class _Writer:
         """Return the key position at which the first query stands; None for 0."""
         if self.work.causal != "bottom_right":
             return None
-        keys: Expr = Size(self.t.size) if self.length is None else self.length
+        keys: Expr = Size(self.t.size)
+        if self.length is not None:
+            keys = apply("minimum", self.length, keys)
         return keys - Size(self.i.size)
 
     def _band(self) -> Band | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 
 from ..errors import GraphError
@@ -160,7 +161,8 @@ def _number(value: Expr, sizes: Sizes, columns: int) -> int:
         return int(value.value)
     assert isinstance(value, Op), value
     first, second = (_number(a, sizes, columns) for a in value.args)
-    return first - second if value.name == "subtract" else first + second
+    combine = {"subtract": operator.sub, "minimum": min}.get(value.name, operator.add)
+    return combine(first, second)
 
 
 def _places(block: Block, sizes: Sizes) -> int:

@@ -372,6 +372,11 @@ def _counted() -> list[Case]:
         _case("counted_none_and_too_many", **few, lengths=own, edit=_keys(-5, 1 << 30)),
         _case("counted_next_key", **few, lengths=one, edit=next_key),
         _case("counted_window", **few, **band, window=5, lengths=own, edit=_keys(130, 3)),
+        _case(
+            "counted_window_behind_the_end",
+            **{**few, **band, "window": 5, "lengths": own},
+            edit=_keys(1 << 30, -5),
+        ),
         _case("counted_rows_of_last", **band, lengths=own, alibi="float32", edit=_keys(65, 40)),
         _case("counted_top_left", causal="top_left", lengths=own, edit=_keys(20, 0)),
         _case("counted_rows_and_mask", **mask, lengths=own, edit=_keys(65, 20)),
