@@ -2,7 +2,7 @@
 
 The model has random weights, so that nothing is downloaded.
 
-pip install 'relax-fusion[torch]' transformers
+pip install -c constraints.txt '.[torch]' transformers
 python torch_bert.py
 """
 

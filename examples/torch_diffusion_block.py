@@ -2,7 +2,7 @@
 
 The block is saved, loaded and called with another number of patches than it was compiled with.
 
-pip install 'relax-fusion[torch]'
+pip install -c constraints.txt '.[torch]'
 python torch_diffusion_block.py
 """
 
@@ -12,7 +12,9 @@ from pathlib import Path
 try:
     import torch
 except ImportError as err:
-    raise SystemExit("this example needs PyTorch: pip install 'relax-fusion[torch]'") from err
+    raise SystemExit(
+        "this example needs PyTorch: pip install -c constraints.txt '.[torch]'"
+    ) from err
 
 import relax_fusion.torch
 

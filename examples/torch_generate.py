@@ -2,7 +2,7 @@
 
 The prompt and the token are a graph each; the cache is written in place.
 
-pip install 'relax-fusion[torch]' transformers
+pip install -c constraints.txt '.[torch]' transformers
 python torch_generate.py
 """
 

@@ -57,11 +57,11 @@ def relax_fusion(
         raise RelaxFusionError(text)
     options = options_of(kwargs.get("options"))
     if _needs_gradients(example_inputs):
-        warnings.warn(
-            "relax_fusion: a graph needs gradients and runs in PyTorch; call the model within "
-            "torch.no_grad() or torch.inference_mode()",
-            stacklevel=2,
-        )
+        within = "call the model within torch.no_grad() or torch.inference_mode()"
+        if options.strict:
+            raise RelaxFusionError(f"strict=True, and a graph needs gradients; {within}")
+        text = f"relax_fusion: a graph needs gradients and runs in PyTorch; {within}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
         return module.forward
     compiler = aot_autograd(
         fw_compiler=lambda graph, inputs: _without_modes(graph, inputs, options),

@@ -88,6 +88,10 @@ class LibraryCache:
             LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)
 
     def _keep(self, executable: Any) -> str:
+        from tvm.support.cc import get_cc
+
+        if get_cc() is None:
+            raise RuntimeError("no C++ compiler (g++ or clang++) was found, which links them")
         handle, name = tempfile.mkstemp(suffix=".so", dir=self.directory, prefix=".part")
         os.close(handle)
         part = Path(name)

@@ -75,7 +75,9 @@ class TorchOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that no part could honour."""
-        check(self, PipelineError, "option ")
+        check(self, PipelineError, "option")
+        if self.database is not None and not Path(self.database).is_file():
+            raise PipelineError(f"option database is {shown(self.database)}; there is no such file")
         if self.target is None or isinstance(self.target, str):
             return
         from tvm.target import Target

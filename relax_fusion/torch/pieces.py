@@ -14,6 +14,7 @@ from tvm import ir
 from tvm.target import Target
 
 from ..entry import build, partition
+from ..errors import PipelineError
 from ..frontends.imported import with_clipped_indices
 from ..report import Report
 from ..validation import reason
@@ -78,6 +79,8 @@ def compile_pieces(
                 continue
             try:
                 made[nodes] = compiler.compile(nodes)
+            except PipelineError:  # an option that the target does not have
+                raise
             except Exception as err:  # whatever stands in the way, PyTorch can run it
                 LOG.debug("a piece cannot be compiled", exc_info=True)
                 faults |= compiler.faults(nodes, err, whole=last)

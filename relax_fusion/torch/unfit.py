@@ -50,7 +50,7 @@ def unfit(node: Node) -> str:
     if name.startswith("clamp") and _dtype(node) == torch.bool:
         return f"TVM's {target} takes no booleans"
     if name.startswith("convolution") and _is_slow(node):
-        return f"{target} is transposed, dilated or of groups, and faster in PyTorch"
+        return f"{target} is transposed, dilated or grouped, which is faster in PyTorch"
     if name.startswith("avg_pool") and len(node.args) > 6 and node.args[6] is not None:
         return f"{target} has a divisor of its own, which TVM's importer leaves out"
     return _from_the_end(node) if name == "select.int" else ""

@@ -337,8 +337,10 @@ def test_min_block_size_leaves_small_pieces():
 
 def test_a_graph_that_needs_gradients_runs_in_pytorch_and_warns():
     model, x = MLP(), torch.randn(4, 32)
-    with pytest.warns(UserWarning, match="needs gradients"):
-        compiled(model)(x).sum().backward()
+    with pytest.raises(Exception, match="strict=True, and a graph needs gradients"):
+        compiled(model)(x)
+    with pytest.warns(RuntimeWarning, match="needs gradients"):
+        compiled(model, strict=False)(x).sum().backward()
     expected = model.up.weight.grad.clone()
     model.zero_grad()
     model(x).sum().backward()
@@ -381,12 +383,18 @@ def test_threads_share_a_model():
         ({"targt": "llvm"}, "has no option 'targt'; it takes target, backend"),
         ({"min_block_size": 0}, "min_block_size"),
         ({"backend": "cuda"}, "backend"),
-        ({"strict": "yes"}, "strict"),
+        ({"strict": "yes"}, "option: strict"),
+        ({"database": "nope.json"}, "option database is 'nope.json'; there is no such file"),
     ],
 )
 def test_a_wrong_option_is_named(options, text):
     with pytest.raises(PipelineError, match=text):
         door.options.options_of(options)
+
+
+def test_an_option_that_the_target_does_not_have_is_an_error():
+    with pytest.raises(Exception, match="backend 'triton' needs a CUDA target"), torch.no_grad():
+        compiled(lambda x: x * 2 + 1, strict=False, backend="triton")(torch.ones(2))
 
 
 def test_a_target_of_another_device_is_refused():

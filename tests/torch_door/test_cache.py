@@ -191,3 +191,10 @@ def test_processes_that_write_at_once_do_not_mix(cache):
     for child in children:
         os.waitpid(child, 0)
     assert all(found == (one_piece(int(found[1][0])), found[1]) for found in seen)
+
+
+def test_without_a_compiler_graphs_are_compiled_and_not_kept(folder, caplog, monkeypatch):
+    monkeypatch.setattr("tvm.support.cc.get_cc", lambda: None)
+    called()
+    assert "not kept" in caplog.text and "no C++ compiler" in caplog.text
+    assert not list(folder.iterdir())
