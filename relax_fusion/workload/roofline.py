@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 
 from ..errors import GraphError
@@ -161,8 +160,9 @@ def _number(value: Expr, sizes: Sizes, columns: int) -> int:
         return int(value.value)
     assert isinstance(value, Op), value
     first, second = (_number(a, sizes, columns) for a in value.args)
-    combine = {"subtract": operator.sub, "minimum": min}.get(value.name, operator.add)
-    return combine(first, second)
+    if value.name == "minimum":
+        return min(first, second)
+    return first - second if value.name == "subtract" else first + second
 
 
 def _places(block: Block, sizes: Sizes) -> int:
