@@ -12,9 +12,7 @@ from pathlib import Path
 try:
     import torch
 except ImportError as err:
-    raise SystemExit(
-        "this example needs PyTorch: pip install -c constraints.txt '.[torch]'"
-    ) from err
+    raise SystemExit("this example needs PyTorch: pip install '.[torch]'") from err
 
 import relax_fusion.torch
 

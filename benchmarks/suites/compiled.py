@@ -1,6 +1,6 @@
 """Models by torch.compile on an NVIDIA GPU: ours, eager, inductor in three modes, in one run.
 
-    python -m benchmarks run compiled                       # all models; five minutes, 16 cores
+    python -m benchmarks run compiled          # all models; max-autotune takes minutes a case
     python -m benchmarks run compiled --cases bert-base,1 --contenders ours max-autotune
 
 Models of transformers with random weights, unmodified, float16, called as users call them: the time
@@ -74,7 +74,7 @@ class Compiled(Suite):
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--together", type=int, default=3, help="cases prepared beside each other (default 3)")
+        add("--together", type=int, default=2, help="cases prepared beside each other (default 2)")
 
     def items(self) -> list[str]:
         return list(self.args.cases)
@@ -175,9 +175,12 @@ def entry(answers: dict[str, dict[str, Any]]) -> Entry:
 
 def serve(case: str, who: str, device: str, pipe: Connection) -> None:
     """Prepare a contender, say how that went, and time it when told to."""
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
         for name in ("RELAX_FUSION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
             os.environ[name] = os.path.join(folder, name.lower())
+        torch.set_grad_enabled(False)
         try:
             call, per, found = prepared(case, who, device)
         except Exception as err:
@@ -193,7 +196,6 @@ def prepared(case: str, who: str, device: str) -> tuple[Callable[[], float], int
     import torch
 
     torch.manual_seed(0)
-    torch.set_grad_enabled(False)
     model = made(case, device)
     exact = use(case, model.float(), device)[0](model.forward)
     step, reset = use(case, model.half(), device)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from relax_fusion.workload import Lengths
+
 from ..support.small_workloads import (
     ATTENTION,
     BIASED,
@@ -82,6 +84,28 @@ def test_h4_a_cache_behind_its_length_is_never_read(run: Run) -> None:
     given = draw(run.work, batch=1, q_len=5, kv_len=37, kv_capacity=64)
     wanted = run.exact(given)["out"]
     given["k"][:, 37:] = given["v"][:, 37:] = np.nan
+    assert _close(run(given)["out"], wanted)
+
+
+COUNTED = replace(WINDOW, causal="bottom_right", lengths=Lengths("int64", by_batch=False))
+
+
+@on_every_backend(counted=COUNTED)
+def test_h4_nor_one_behind_a_length_that_a_tensor_tells(run: Run) -> None:
+    given = draw(run.work, **SIZES)
+    given["lengths"][:] = 17
+    wanted = run.exact(given)["out"]
+    multiplied = run.backend.name in ("reference", "generated")
+    behind = 1e4 if multiplied else np.nan
+    given["k"][:, 17:] = given["v"][:, 17:] = behind
+    assert _close(run(given)["out"], wanted)
+
+
+@on_every_backend(counted=COUNTED)
+def test_v4_a_window_that_a_tensor_ends_behind_the_last_key_ends_there(run: Run) -> None:
+    given = draw(run.work, **SIZES)
+    given["lengths"][:] = 1 << 40
+    wanted = run.exact({**given, "lengths": np.array([SIZES["kv_len"]])})["out"]
     assert _close(run(given)["out"], wanted)
 
 
