@@ -21,6 +21,7 @@ from tvm.target import Target
 
 from .canonical import CANONICAL, WidenFloat8Products
 from .dlight_rules import (
+    CopyRule,
     CPUSpatialRule,
     FusedRule,
     GenericMatmulRule,
@@ -147,6 +148,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
         NormRule(),
         RowSumRule(),
         CPUSpatialRule(),
+        CopyRule(),
         ScalarMatmulRule(),
         dl.gpu.GEMV(),
         dl.gpu.Reduction(),

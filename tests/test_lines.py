@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 77_917, 444
+LIBRARY = 78_058, 444
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 58_917
+TESTS = 59_052
 """The most lines of Python in ``tests/``."""
 
 

@@ -1,6 +1,7 @@
 """Schedule rules: ours for what the passes emit, and safe ones for everything else."""
 
 from .apply import ScheduleKernels
+from .copies import CopyRule
 from .fused import FusedRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
@@ -8,6 +9,7 @@ from .norms import NormRule, RowSumRule
 
 __all__ = [
     "CPUSpatialRule",
+    "CopyRule",
     "FusedRule",
     "GenericMatmulRule",
     "NormRule",

@@ -181,7 +181,9 @@ def test_a_function_without_a_schedule_is_an_error(func: tirx.PrimFunc, why: str
 
 
 def test_every_rule_says_why() -> None:
-    with pytest.raises(SchedulingError, match=r"\(dlight.Fallback: it leaves x .*; SingleThread"):
+    with pytest.raises(
+        SchedulingError, match=r"\(CopyRule: .*; dlight.Fallback: it leaves x .*; SingleThread"
+    ):
         scheduled(block_and_call)
 
 

@@ -17,6 +17,7 @@ from tvm.target import Target
 
 from relax_fusion import host_target
 from relax_fusion.dlight_rules import (
+    CopyRule,
     CPUSpatialRule,
     FusedRule,
     GenericMatmulRule,
@@ -41,6 +42,7 @@ RULES: tuple[SafeRule, ...] = (
     ScalarMatmulRule(),
     RowSumRule(),
     CPUSpatialRule(),
+    CopyRule(),
 )
 
 Arrays = list[np.ndarray]

@@ -1,0 +1,137 @@
+"""Copies on a GPU, of which TVM's rules move one element a thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from tvm import ir, s_tir, tirx
+from tvm.target import Target
+
+from ..errors import Decline, Reason
+from ..hardware.target import is_cuda
+from ..matching.expressions import found_in, substitute, variables_of
+from ..matching.shapes import is_one
+from ..tvm_ir import Analyzer, SBlock, TensorLoad, structural_map
+from . import verbs
+from .safe_rule import SafeRule
+
+_BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+"""Types of which TVM writes vectors of all widths."""
+
+_VECTOR, _THREADS = 16, 256
+"""Bytes that a thread of a GPU moves at once; threads of a block."""
+
+_IF = ir.Op.get("prim.if_then_else")
+
+
+class CopyRule(SafeRule):
+    """Move vectors of 16 bytes where a PrimFunc only copies, to one tensor or by cases to several.
+
+    rewrite::
+
+        for i, h, d in T.grid(n, 3, 128):    ->    for it in ...:  # a block and a thread of the GPU
+            if h < 2: a[i, h, d] = x[i, h, d]          for d in T.vectorized(8):
+            else: b[i, 0, d] = x[i, h, d]                  if ...: a[i, h, d] = x[i, h, d]
+
+    declines when:
+        rows of a tensor are no whole vectors, or begin within one; where elements are read depends
+        on sizes that only the run knows; a case or a place depends on the lane otherwise than by
+        one step along the last axis.
+    """
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
+        """Return the schedule, None for a function that computes, or is for another device."""
+        blocks = verbs.blocks_of(func)
+        if not is_cuda(target) or not blocks or not all(map(_only_copies, blocks)):
+            return None
+        sch = s_tir.Schedule(func)
+        for name in verbs.block_names(func)[:-1]:
+            sch.compute_inline(sch.get_sblock(name))
+        main = structural_map(sch.mod["main"], (tirx.BufferStore, _by_cases), order="post")
+        sch = s_tir.Schedule(main)
+        block = sch.get_sblock(blocks[-1].name_hint)
+        lanes = _lanes(sch.get(block))
+        if lanes == 1 or len(sch.get_loops(block)) != len(blocks[-1].iter_vars):
+            return Decline(Reason.SHAPE, "its rows are no whole vectors, or lie anywhere")
+        *outer, last = sch.get_loops(block)
+        last, lane = sch.split(last, [None, lanes])
+        grid, thread = sch.split(sch.fuse(*outer, last), [None, _THREADS])
+        sch.bind(grid, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
+        sch.vectorize(lane)
+        return sch
+
+
+def _only_copies(block: SBlock) -> bool:
+    """Tell whether a block stores elements of other tensors, whose places no tensor says."""
+    spatial = all(v.iter_type == tirx.IterVar.DataPar for v in block.iter_vars)
+    values = [v for s in found_in(block.body, tirx.BufferStore) for v in _choices(s.value)]
+    plain = all(isinstance(v, TensorLoad) and str(v.ty.dtype) in _BYTES for v in values)
+    return spatial and plain and len(found_in(block.body, TensorLoad)) == len(values) > 0
+
+
+def _choices(value: tirx.Expr) -> list[tirx.Expr]:
+    """Return the values between which conditions choose."""
+    if not _chooses(value):
+        return [value]
+    return [v for side in value.args[1:] for v in _choices(side)]
+
+
+def _chooses(value: tirx.Expr) -> bool:
+    return isinstance(value, ir.Call) and value.op.same_as(_IF)
+
+
+def _by_cases(store: tirx.BufferStore) -> tirx.Stmt:
+    """Store each of the values that a condition chooses by itself: TVM has no wide choice."""
+    if not _chooses(store.value):
+        return store
+    case, *sides = store.value.args
+    stores = (tirx.BufferStore(store.buffer, side, store.indices) for side in sides)
+    return tirx.IfThenElse(case, *map(_by_cases, stores))
+
+
+def _lanes(block: SBlock) -> int:
+    """Return the elements of a vector that divide the rows of all tensors, 1 if none does."""
+    lane = block.iter_vars[-1]
+    stores, loads = (found_in(block.body, kind) for kind in (tirx.BufferStore, TensorLoad))
+    accesses = [(s.buffer, s.indices) for s in stores] + [(v.source, v.indices) for v in loads]
+    cases = [case.condition for case in found_in(block.body, tirx.IfThenElse)]
+    begins = [Analyzer().simplify(indices[-1] - lane.var) for _, indices in accesses]
+    rest = [*cases, *begins, *(i for _, indices in accesses for i in indices[:-1])]
+    sizes = [lane.dom.extent, *(buffer.ty.shape[-1] for buffer, _ in accesses)]
+    if any(lane.var in variables_of(e) for e in rest) or not _are_known(block, loads):
+        return 1
+    if not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return 1
+    widest = max(_BYTES[str(buffer.ty.dtype)] for buffer, _ in accesses)
+    lanes = math.gcd(_VECTOR // widest, *map(int, sizes))
+    while not all(Analyzer().can_prove_equal(tirx.floormod(b, lanes), 0) for b in begins):
+        lanes //= 2
+    return lanes
+
+
+def _are_known(block: SBlock, loads: Sequence[TensorLoad]) -> bool:
+    """Tell whether places of loads follow from those of threads alone, or are in their order.
+
+    TVM loads vectors only where it can prove that they align, which it cannot of what the host
+    computes: a product of sizes may be that.
+    """
+    own, extents = [v.var for v in block.iter_vars], [v.dom.extent for v in block.iter_vars]
+    single = {v: tirx.IntImm("int64", 0) for v, n in zip(own, extents, strict=True) if is_one(n)}
+    order = _place(own, extents)
+
+    def known(load: TensorLoad) -> bool:
+        place = _place(load.indices, load.source.ty.shape)
+        ways = (Analyzer().simplify(substitute(p, single)) for p in (place, place - order))
+        return any(variables_of(way) <= {*own} for way in ways)
+
+    return all(map(known, loads))
+
+
+def _place(indices: Iterable[tirx.Expr], shape: Iterable[tirx.Expr]) -> tirx.Expr:
+    """Return the place of an element in memory, in elements."""
+    place = tirx.IntImm("int64", 0)
+    for index, size in zip(indices, shape, strict=True):
+        place = place * size + index
+    return place
