@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 78_058, 444
+LIBRARY = 78_058, 445
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 59_052
