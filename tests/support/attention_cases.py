@@ -84,7 +84,8 @@ class Case:
         """
         given = {**arrays, "kv_len": self.lengths[2]} if self.work.kv_prefix else arrays
         if self.work.lengths is not None:  # H4
-            given = {**given, "k": np.nan_to_num(given["k"]), "v": np.nan_to_num(given["v"])}
+            # Not nan_to_num, which leaves the NaN of dtypes that are not NumPy's own.
+            given = {**given, **{n: np.where(np.isnan(given[n]), 0, given[n]) for n in "kv"}}
         half = replace(self.work.graph["weight"], dtype=self.work.dtype)
 
         def rounding(values: np.ndarray, tensor: Tensor) -> np.ndarray:
