@@ -10,6 +10,8 @@ The sentence of a decline stands at the guard that refused, in `matching`, `pass
 
 from __future__ import annotations
 
+import sys
+import warnings
 from dataclasses import dataclass
 from enum import Enum
 
@@ -166,3 +168,16 @@ class InputError(ModelError):
 
 class ContextOverflowError(InputError):
     """More tokens were given than the key/value cache has room for."""
+
+
+_BETWEEN = ("relax_fusion", "tvm", "tvm_ffi", "torch", "contextlib")
+"""The packages between what warns and the line that a user wrote."""
+
+
+def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
+    """Warn at the nearest line of the caller's that is of no package that called this one."""
+    frame, level = sys._getframe(1), 2
+    # code that torch.fx writes is of no module
+    while frame.f_back and frame.f_globals.get("__name__", "torch").split(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, kind, stacklevel=level)

@@ -24,6 +24,7 @@ from .errors import (
     TilePlanError,
     TuningError,
     VersionError,
+    warn,
 )
 from .launch.cuda_source import source_compiler
 from .matching.known_effects import known_effects
@@ -123,7 +124,7 @@ def recovered(attempt: Callable[[PipelineOptions], Made], options: PipelineOptio
     if tries.last != (*found,):
         tries.succeed(found)
     names = "; ".join(map(str, tries.left_out(found)))
-    warnings.warn(f"{_PREFIX} compiled without {names}", RuntimeWarning, stacklevel=3)
+    warn(f"{_PREFIX} compiled without {names}")
     return tries.made[-1]
 
 

@@ -28,9 +28,9 @@ class MendImports:
         c = R.cumsum(x, dtype="int64")
         y = R.equal(c[i], c[j])
 
-        y = R.take(x, -2, axis=1)              # counted from the end; no mode of take does
+        y = R.take(x, -2, axis=1, mode="fast")      # counted from the end; no mode of take does
             ->
-        y = R.take(x, n - 2, axis=1)           # a slice, where n is a number
+        y = R.take(x, n - 2, axis=1, mode="clip")   # a slice, where n is a number
 
         y = R.slice_scatter(R.slice_scatter(z, a, 0, 4, 1, axis=1), b, 4, 8, 1, axis=1)
             ->
@@ -76,18 +76,23 @@ def _counted(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Count constant indices from the front."""
+    """Count constant indices from the front, and let one beyond the end read the last place."""
     x, indices = call.args
     value, shape = rewriter.definition(indices), shape_of(x)
     if not isinstance(value, GenericConst) or shape is None or call.attrs.axis is None:
         return None
     axis, array = int(call.attrs.axis) % len(shape), value.value.numpy()
     if isinstance(shape[axis], tirx.IntImm) and array.size == 1 and array.ndim < 2:
-        return _slice(rewriter, call, axis, int(array.item()), int(shape[axis]))
-    if not np.issubdtype(array.dtype, np.signedinteger) or not (array < 0).any():
+        part = _slice(rewriter, call, axis, int(array.item()), int(shape[axis]))
+        if part is not None:
+            return part
+    if not np.issubdtype(array.dtype, np.signedinteger) or not array.size:
         return None
     dtype, below = str(array.dtype), indices
-    if isinstance(shape[axis], tirx.IntImm):
+    if array.min() >= 0:
+        if call.attrs.mode == "clip":
+            return None
+    elif isinstance(shape[axis], tirx.IntImm):
         if array.min() < -int(shape[axis]):
             return None
         below = relax.const(np.where(array < 0, array + int(shape[axis]), array), dtype)
@@ -97,7 +102,7 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         size = rewriter.emit(relax.op.reshape(rewriter.emit(relax.op.astype(size, dtype)), []))
         added = relax.op.multiply(relax.const(array < 0, dtype), size)
         below = rewriter.emit(relax.op.add(rewriter.emit(added), below))
-    return relax.Call(call.op, [x, below], call.attrs)
+    return relax.op.take(x, below, axis, "clip")
 
 
 def _slice(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,7 @@ from typing import Any
 import tvm
 from tvm.relax.pipeline import PIPELINE_MAP
 
-from ..errors import MissingPackageError, RelaxFusionError, VersionError
+from ..errors import MissingPackageError, RelaxFusionError, VersionError, warn
 from . import aliases
 
 TVM = "0.27"
@@ -171,8 +170,6 @@ def available(option: str, wanted: bool) -> bool:
     """Return what an option can be; warn where it was wanted and its library is absent."""
     needs, is_there = LIBRARIES[option]
     if wanted and not is_there():
-        warnings.warn(
-            f"{option}=True needs {needs}; compiling without", AbsentLibraryWarning, stacklevel=3
-        )
+        warn(f"{option}=True needs {needs}; compiling without", AbsentLibraryWarning)
         return False
     return wanted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..errors import ContextOverflowError, InputError, ModelError
+from ..errors import ContextOverflowError, InputError, ModelError, warn
 from ..validation import MAX_INT32, plain, shown
 from .config import BertConfig
 from .export import ExportedModel
@@ -64,11 +63,8 @@ def array(values: Any, what: str) -> np.ndarray:
 def finite(logits: np.ndarray) -> np.ndarray:
     """Warn of logits by which no token can be chosen: the largest of NaN is the first."""
     if not np.isfinite(logits).all():
-        warnings.warn(
-            "the model's logits hold NaN or infinities; look at its weights",
-            NotFiniteWarning,
-            stacklevel=4,
-        )
+        text = "the model's logits hold NaN or infinities; look at its weights"
+        warn(text, NotFiniteWarning)
     return logits
 
 

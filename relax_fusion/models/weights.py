@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..errors import (
     QuantizationError,
     TensorShapeError,
     WeightsError,
+    warn,
 )
 from ..files import check_regular, read_file
 from ..quantization import pack
@@ -229,19 +229,13 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
         patterns.append(r"^cls\.")
     unused = [n for n in checkpoint.unread() if not any(re.search(p, n) for p in patterns)]
     if unused:
-        warnings.warn(
-            f"{path} holds {len(unused)} tensor(s) that the model does not use: {_some(unused)}",
-            UnusedTensorsWarning,
-            stacklevel=2,
-        )
+        text = f"{path} holds {len(unused)} tensor(s) that the model does not use: {_some(unused)}"
+        warn(text, UnusedTensorsWarning)
     pairs = zip(exported.params, arrays, strict=True)
     wrong = [param.name for param, array in pairs if not _is_finite(array)]
     if wrong:
-        warnings.warn(
-            f"{path} holds NaN or infinities in {len(wrong)} weight(s): {_some(wrong)}",
-            NotFiniteWarning,
-            stacklevel=2,
-        )
+        text = f"{path} holds NaN or infinities in {len(wrong)} weight(s): {_some(wrong)}"
+        warn(text, NotFiniteWarning)
     return arrays
 
 

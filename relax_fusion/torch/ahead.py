@@ -35,7 +35,7 @@ from .trees import RETURNABLE, tree_data, tree_of
 if TYPE_CHECKING:
     from ..report import Report
 
-VERSION = 2
+VERSION = 3
 """The version of the files that `Compiled.save` writes."""
 
 MANIFEST, LIBRARY, WEIGHTS = "model.json", "model.so", "weights.safetensors"
@@ -102,6 +102,10 @@ class Compiled:
         tensors = iter(made[len(self._interface.mutated) :])
         results = [next(tensors) if is_tensor else v for is_tensor, v in self._interface.results]
         return pytree.tree_unflatten(results, self._trees[1])
+
+    def __repr__(self) -> str:
+        """Tell of which model, and for which arguments, it is."""
+        return f"<compiled {self._interface}>"
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled: compiled code is kept by `save`."""
@@ -229,6 +233,8 @@ def compile(  # the field's name for it
     from .exported import compile_program  # imports TVM
 
     chosen = options_of(options)
+    if told := [name for name in ("report", "dryrun", "check") if getattr(chosen, name)]:
+        raise PipelineError(f"option {told[0]} is torch.compile's; a compiled model has a report")
     args, kwargs = tuple(args), dict(kwargs or {})
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # PyTorch's own use of it
@@ -269,7 +275,7 @@ def _buffers(module: torch.nn.Module, program: ExportedProgram) -> dict[str, tor
 def _names(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the arguments of a module are called, as `Interface` has it."""
+    """Return what a module and its arguments are called, as `Interface` has it."""
     known = signature(module.forward).parameters.values()
     by_place = [p.name for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     more = [f"args[{n}]" for n in range(len(by_place), len(args))]
@@ -281,6 +287,7 @@ def _names(
         for path, _ in pytree.tree_leaves_with_path(value)
     ]
     return {
+        "module": type(module).__name__,
         "parameters": parameters,
         "places": len(args),
         "keywords": tuple(kwargs),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..errors import PipelineError, RelaxFusionError, TargetError
+from ..errors import PipelineError, RelaxFusionError, TargetError, warn
 from ..frontends.promotion import written_out
 from ..validation import reason
 from .check import Checked
@@ -61,7 +60,7 @@ def relax_fusion(
         if options.strict:
             raise RelaxFusionError(f"strict=True, and a graph needs gradients; {within}")
         text = f"relax_fusion: a graph needs gradients and runs in PyTorch; {within}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn(text)
         return module.forward
     compiler = aot_autograd(
         fw_compiler=lambda graph, inputs: _without_modes(graph, inputs, options),
@@ -84,7 +83,7 @@ def _without_modes(
                 raise
             LOG.debug("a graph cannot be compiled", exc_info=True)
             text = f"relax_fusion: a graph stays in PyTorch, it cannot be compiled: {reason(err)}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn(text)
             return _boxed(module)
 
 
@@ -133,9 +132,8 @@ def compile_graph(
 
         target = options.target_for(device)
         record, made = compile_pieces(module, device, weights, options, target)
-        if cache is not None:
-            cache.put(key, record, made)
-        libraries = [each.jit() for each in made if each is not None]
+        kept = [] if cache is None else cache.put(key, record, made)
+        libraries = kept or [each.jit() for each in made if each is not None]
     else:
         record, libraries = found
         check_strict(options, record.left)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ..errors import warn
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest difference of a result, by its dtype, in parts of its largest element.
@@ -39,7 +40,7 @@ class Checked:
         for n, (got, want) in enumerate(pairs):
             if why := _difference(got, want):
                 text = f"relax_fusion: result {n} of {self._name} differs from PyTorch's: {why}"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warn(text)
         return found
 
 

@@ -21,8 +21,10 @@ from ..validation import reason
 from .graph import import_graph, refusals
 from .interface import Interface
 from .options import TorchOptions
+from .pieces import Compiler
 from .record import PieceRecord
 from .sizes import dtype_name
+from .split import is_operator, operator_name
 from .writes import write_in_place
 
 _aten = torch.ops.aten
@@ -43,8 +45,8 @@ def compile_program(
     program : torch.export.ExportedProgram
         Written out; it is changed.
     names : mapping
-        What arguments are called: ``parameters``, ``places``, ``keywords`` and ``names`` of the
-        interface.
+        What the module and its arguments are called: ``module``, ``parameters``, ``places``,
+        ``keywords`` and ``names`` of the interface.
     library : Path
         The file that gets the code.
     options : TorchOptions
@@ -72,17 +74,19 @@ def compile_program(
     if left := refusals(graph):
         told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])
         raise RelaxFusionError(f"{len(left)} operators cannot be compiled: {told}")
-    changed = {n for n, _ in mutated}
+    fixed = set(range(len(held))) - {n for n, _ in mutated}
     try:
-        mod, record = import_graph(
-            graph, lambda n: n < len(held) and n not in changed, program.range_constraints
-        )
+        mod, record = import_graph(graph, fixed.__contains__, program.range_constraints)
         mod = with_clipped_indices(mod)
         executable = build(mod, target, report=report, **options.pipeline(target))
     except RelaxFusionError:
         raise
     except Exception as err:  # of any part of TVM, with no common class
-        raise RelaxFusionError(f"the module cannot be compiled: {reason(err)}") from err
+        operators = [node for node in graph.graph.nodes if is_operator(node)]
+        compiler = Compiler(graph, fixed, options, target)
+        found = compiler.at_fault(operators, err) if operators else []
+        name = f"{len(found)} x {operator_name(found[0])}" if found else "the module"
+        raise RelaxFusionError(f"{name} cannot be compiled: {reason(err)}") from err
     executable.export_library(str(library))
     inputs = values[len(held) :]
     interface = Interface(

@@ -21,7 +21,7 @@ from ..validation import reason
 from .program import MAIN
 from .record import PieceRecord, inverse, is_row_major, order_of
 from .sizes import Refusal, Sizes, bounds, dtype_name, loose_sizes, tensor_type
-from .split import DTYPES
+from .split import DTYPES, is_operator, operator_name
 from .unfit import counts_from_the_start, indices_of, unfit
 from .write_kernel import write_call
 from .writes import chosen_rows, write_rows
@@ -87,7 +87,7 @@ class Translator(Importer):
         """
         if node.op == "get_attr":
             self.env[node] = _constant(module, node)
-        elif node.op == "call_function" and not isinstance(node.meta.get("val"), torch.SymInt):
+        elif is_operator(node):
             self.env[node] = self._translated(node)
 
     def _translated(self, node: Node) -> Any:
@@ -99,6 +99,8 @@ class Translator(Importer):
             raise Refusal(f"TVM's importer does not know {node.target}")
         if why := unfit(node):
             raise Refusal(why)
+        if unknown := [a.name for a in node.all_input_nodes if self.env.get(a) is None]:
+            raise Refusal(f"{operator_name(node)} reads {unknown[0]}, which has no form in Relax")
         try:
             with self._counted_from_the_start(node):
                 made = self.convert_map[name](node)
@@ -263,7 +265,7 @@ def refusals(module: GraphModule) -> dict[Node, str]:
                 try:
                     translator.translate(module, node)
                 except Refusal as err:
-                    found[node] = err.why
+                    found[node] = str(err)
                 if node not in translator.env:
                     with suppress(Refusal):  # what takes it is refused then, too
                         translator.env[node] = _unknown(node, sizes)

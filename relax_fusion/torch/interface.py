@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 
 from ..validation import Natural, shown
 
+MOST_TOLD = 4
+"""The most inputs of which the text of an interface tells."""
+
 
 @dataclass(frozen=True)
 class Interface:
@@ -20,6 +23,8 @@ class Interface:
 
     Parameters
     ----------
+    module : str
+        The class of the model.
     device : str
         Where its tensors are.
     held : tuple of str
@@ -50,6 +55,7 @@ class Interface:
         Whether calls are captured as CUDA graphs.
     """
 
+    module: str
     device: str
     held: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -63,6 +69,15 @@ class Interface:
     mutated: tuple[tuple[Natural, Natural], ...]
     results: tuple[tuple[bool, bool | int | float | str | None], ...]
     replay: bool
+
+    def __str__(self) -> str:
+        """Render as ``Linear on cpu: x float32 [1 to 512, 64]``."""
+        told = [
+            f"{name} {dtype} [{', '.join(_limits(*size) for size in sizes)}]" if dtype else name
+            for name, dtype, sizes in zip(self.names, self.dtypes, self.shapes, strict=True)
+        ]
+        more = ", ..." if len(told) > MOST_TOLD else ""
+        return f"{self.module} on {self.device}: {', '.join(told[:MOST_TOLD])}{more}"
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, in the order of the example's.
@@ -136,8 +151,7 @@ class Interface:
         for axis, (least, most) in enumerate(self.shapes[n]):
             size, where = value.shape[axis], f"dimension {axis} of argument {self.names[n]!r}"
             if size < least or (most is not None and size > most):
-                limits = str(least) if least == most else f"{least} to {most or 'any'}"
-                raise ValueError(f"{where} is {size}; must be {limits}")
+                raise ValueError(f"{where} is {size}; must be {_limits(least, most)}")
             symbol, factor, offset = self.symbols[n][axis]
             if not symbol:
                 continue
@@ -150,6 +164,10 @@ class Interface:
             if first == found[1]:
                 must = f"{factor} * n + {offset}, with a whole n"
             raise ValueError(f"{where} is {size}; must be {must}")
+
+
+def _limits(least: int, most: int | None) -> str:
+    return str(least) if least == most else f"{least} to {most or 'any'}"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -76,16 +76,21 @@ class LibraryCache:
             raise ValueError(f"{path} has another checksum")
         return load_library(path, self._device)
 
-    def put(self, key: str, record: GraphRecord, executables: Sequence[Any]) -> None:
-        """Keep a graph.  A directory that cannot be written to is no error: it warns."""
+    def put(self, key: str, record: GraphRecord, executables: Sequence[Any]) -> list[Any]:
+        """Keep a graph, and return its libraries: LLVM has written their code once then, not twice.
+
+        A directory that cannot be written to is no error: it warns, and nothing is returned.
+        """
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             kept = [self._keep(executable) for executable in executables]
             told = {"version": VERSION, "record": asdict(record), "libraries": kept}
             text = json.dumps({**told, "checksum": _checksum(told)})
             write_file(self.directory / f"{key}.json", text)
-        except (OSError, RuntimeError) as err:
+            return [self._load(digest) for digest in kept]
+        except (OSError, RuntimeError, ValueError) as err:
             LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)
+            return []
 
     def _keep(self, executable: Any) -> str:
         from tvm.support.cc import get_cc

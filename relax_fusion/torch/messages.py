@@ -38,15 +38,14 @@ class Told:
 
     def pieces(self, verdicts: Sequence[str], left: Sequence[str]) -> None:
         """Tell how a graph was cut, and what was fused in its pieces."""
-        self._tell(f"{self._name}: {_count(len(verdicts), 'piece')} compiled")
+        done = "chosen" if self._options.dryrun else "compiled"
+        self._tell(f"{self._name}: {_count(len(verdicts), 'piece')} {done}")
         if left:
             self._tell(f"{self._name}: {_count(len(left), 'operator')} left to PyTorch")
         for each, count in Counter(left).most_common():
             self._tell(f"  {count} x {each}")
         for n, told in enumerate(verdicts):
-            text = f"  fused_{n}: {told}"
-            LOG.info("%s", text if self._options.dryrun else text.partition("\n")[0])
-            self._lines.append(text)
+            self._tell(f"  fused_{n}: {told}")
 
     def ready(self, seconds: float, *, cached: bool) -> None:
         """Tell that a graph can be called, and write the report."""
@@ -63,9 +62,13 @@ class Told:
                 text = f"option report: {path} cannot be written: {err.strerror or err}"
                 raise PipelineError(text) from err
 
-    def _tell(self, line: str) -> None:
-        LOG.info("%s", line)
-        self._lines.append(line)
+    def _tell(self, text: str) -> None:
+        """Keep a text for the report, and log its first line; print all of it in a dry run."""
+        if self._options.dryrun:
+            print(text)  # what was asked for, whatever the level of the log
+        else:
+            LOG.info("%s", text.partition("\n")[0])
+        self._lines.append(text)
 
 
 def verdict(report: Report) -> str:

@@ -53,7 +53,7 @@ class TorchOptions:
     strict : bool
         Raise an error where an operator would stay in PyTorch, or a piece cannot be compiled.
     dryrun : bool
-        Compile nothing: log the pieces and what the estimator says, and run in PyTorch.
+        Compile nothing: print the pieces and what the estimator says, and run in PyTorch.
     check : bool
         Run each piece in PyTorch as well, in every call, and warn where results differ.
     cache : bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from tvm import ir
 from tvm.target import Target
 
 from ..entry import build, partition
-from ..errors import PipelineError
+from ..errors import PipelineError, warn
 from ..frontends.imported import with_clipped_indices
 from ..report import Report
 from ..validation import reason
@@ -23,7 +22,7 @@ from .messages import LOG, check_strict, verdict
 from .options import TorchOptions
 from .record import GraphRecord, PieceRecord
 from .sizes import Refusal
-from .split import split
+from .split import operator_name, split
 
 MOST_ROUNDS = 4
 """So often a graph is cut anew without what could not be compiled; then whole pieces are left."""
@@ -67,7 +66,7 @@ def compile_pieces(
     RelaxFusionError
         If `options` are strict, and an operator stays in PyTorch.
     """
-    compiler = _Compiler(module, weights, options, target)
+    compiler = Compiler(module, weights, options, target)
     refused = refusals(module)
     made: dict[tuple[Node, ...], Made] = {}
     for last in (*[False] * MOST_ROUNDS, True):
@@ -83,7 +82,11 @@ def compile_pieces(
                 raise
             except Exception as err:  # whatever stands in the way, PyTorch can run it
                 LOG.debug("a piece cannot be compiled", exc_info=True)
-                faults |= compiler.faults(nodes, err, whole=last)
+                found = list(nodes) if last else compiler.at_fault(nodes, err)
+                why = f"cannot be compiled: {reason(err)}"
+                name = "a piece" if last else f"{len(found)} x {operator_name(found[0])}"
+                warn(f"relax_fusion: {name} stays in PyTorch, it {why}")
+                faults |= {node: f"{operator_name(node)} {why}" for node in found}
         if last or not faults:
             break
         refused |= faults
@@ -101,7 +104,7 @@ def compile_pieces(
     return record, [code for _, _, code in done]
 
 
-class _Compiler:
+class Compiler:
     """Compiles operators of one graph, and finds those that cannot be compiled."""
 
     def __init__(
@@ -125,29 +128,11 @@ class _Compiler:
         mod, record = import_graph(piece, lambda n: inputs[n] in self._fixed)
         return with_clipped_indices(mod), record
 
-    def faults(self, nodes: Sequence[Node], err: Exception, *, whole: bool) -> dict[Node, str]:
-        """Return the operators of a piece because of which it cannot be compiled, and say so.
-
-        Parameters
-        ----------
-        nodes : sequence of Node
-            The piece.
-        err : Exception
-            What compiling it raised.
-        whole : bool
-            Take all of them, without looking.
-        """
-        why = f"cannot be compiled: {reason(err)}"
-        if whole:
-            found, name = list(nodes), "a piece"
-        else:
-            attempt = self._imported if isinstance(err, Refusal) else self.compile
-            node = _at_fault(nodes, lambda some: _raises(attempt, some))
-            found = [each for each in nodes if _kind(each) == _kind(node)]
-            name = f"{len(found)} x {_name(node)}"
-        text = f"relax_fusion: {name} stays in PyTorch, it {why}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return {node: f"{_name(node)} {why}" for node in found}
+    def at_fault(self, nodes: Sequence[Node], err: Exception) -> list[Node]:
+        """Return the operators of a piece because of which compiling it raised an error."""
+        attempt = self._imported if isinstance(err, Refusal) else self.compile
+        node = _at_fault(nodes, lambda some: _raises(attempt, some))
+        return [each for each in nodes if _kind(each) == _kind(node)]
 
 
 def _at_fault(nodes: Sequence[Node], fails: Callable[[list[Node]], bool]) -> Node:
@@ -182,11 +167,6 @@ def _raises(attempt: Callable[[list[Node]], Any], nodes: list[Node]) -> bool:
     except Exception:  # of any part of TVM, with no common class
         return True
     return False
-
-
-def _name(node: Node) -> str:
-    is_operator = isinstance(node.target, torch._ops.OpOverload)
-    return str(node.target if is_operator else getattr(node.target, "__name__", node.target))
 
 
 def _kind(node: Node) -> str:

@@ -19,11 +19,6 @@ from ..canonical.rewriter import LOWER, UPPER
 class Refusal(Exception):
     """An operator, a size or a dtype has no form in Relax; the message says why."""
 
-    @property
-    def why(self) -> str:
-        """The reason."""
-        return str(self)
-
 
 @dataclass
 class Sizes:
@@ -51,6 +46,8 @@ class Sizes:
             return sum(operands[1:], operands[0])
         if isinstance(expr, sympy.Mul):
             return math.prod(operands[1:], start=operands[0])
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            return math.prod([operands[0]] * (int(expr.exp) - 1), start=operands[0])
         if isinstance(expr, FloorDiv | CleanDiv):
             return tirx.floordiv(_int64(operands[0]), _int64(operands[1]))
         if isinstance(expr, Mod | PythonMod):

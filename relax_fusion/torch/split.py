@@ -32,10 +32,10 @@ class _Support(OperatorSupportBase):
 
     def is_node_supported(self, submodules: Mapping[str, Any], node: Node) -> bool:
         """Tell whether a piece can take a node."""
-        if node.op != "call_function":
+        if not is_operator(node):
             return False
-        if isinstance(node.meta.get("val"), torch.SymInt | int | float | bool):
-            return False  # a size: PyTorch computes it faster than a piece could be called
+        if node.target is torch.ops.aten.copy_.default and _is_counter(node.args[0]):
+            return False  # how the caller gets a number that a piece has computed
         if node not in self.refusals and (why := self._refusal(node)):
             self.refusals[node] = why
         return node not in self.refusals
@@ -91,12 +91,14 @@ def split(
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     pieces = []
     for part in partitioner.propose_partitions():
-        if _work(part.nodes) >= least:
+        found = _worth_telling(part.nodes)
+        if len(found) >= least:
             pieces.append(tuple(part.nodes))
             continue
-        why = f"its piece has {_work(part.nodes)} operators, fewer than min_block_size={least}"
-        support.refusals |= dict.fromkeys(_worth_telling(part.nodes), why)
-    return pieces, support.refusals
+        why = f"its piece has {len(found)} operators, fewer than min_block_size={least}"
+        support.refusals |= dict.fromkeys(found, why)
+    left = support.refusals
+    return pieces, {node: _named(node, left[node]) for node in _worth_telling(left)}
 
 
 def check_cut(module: GraphModule, pieces: Sequence[Sequence[int]]) -> None:
@@ -118,8 +120,27 @@ def cut(module: GraphModule, pieces: Sequence[Sequence[int]]) -> list[str]:
     return [name for name, _ in module.named_children() if name not in before]
 
 
-def _work(nodes: Collection[Node]) -> int:
-    return len(_worth_telling(nodes))
+def _is_counter(node: Any) -> bool:
+    """Tell whether an argument of the graph is one number, as a cache's count of tokens is."""
+    return bool(node.op == "placeholder" and node.meta["val"].dim() == 0)
+
+
+def _named(node: Node, why: str) -> str:
+    """Return why an operator is left, with its name."""
+    name = operator_name(node)
+    return why if name in why else f"{name}: {why}"
+
+
+def is_operator(node: Node) -> bool:
+    """Tell whether a node computes tensors; numbers are computed by PyTorch, which is faster."""
+    numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), numbers)
+
+
+def operator_name(node: Node) -> str:
+    """Return the name of an operator, as PyTorch writes it."""
+    is_operator = isinstance(node.target, torch._ops.OpOverload)
+    return str(node.target if is_operator else getattr(node.target, "__name__", node.target))
 
 
 def _worth_telling(nodes: Collection[Node]) -> list[Node]:

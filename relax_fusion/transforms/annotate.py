@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax, tirx
 
-from ..errors import PipelineError
+from ..errors import PipelineError, warn
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, operator_of
 from ..matching.shapes import as_dim, shape_of, shape_text
@@ -81,12 +80,8 @@ class AttachFunctionAttrs:
                 func = func.with_attr("relax.rewrite_cuda_graph.capture_symbolic_vars", variables)
             updated[gvar] = func
         for name in self.bounds.keys() - known:
-            warnings.warn(
-                f"variable_bounds names {name!r}, which no function has; they have "
-                f"{', '.join(sorted(known)) or 'none'}",
-                UnknownVariableWarning,
-                stacklevel=2,
-            )
+            told = f"which no function has; they have {', '.join(sorted(known)) or 'none'}"
+            warn(f"variable_bounds names {name!r}, {told}", UnknownVariableWarning)
         return with_functions(mod, updated) if self.bounds or self.hints else mod
 
 

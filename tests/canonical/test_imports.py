@@ -13,6 +13,7 @@ from ..support.quick import machine, quickly
 from .common import assert_same_numbers, module, operators
 
 X = "x: R.Tensor(('b', 's', 8), 'float32')"
+ROW = "x: R.Tensor((8,), 'float32')"
 
 
 def run(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
@@ -60,9 +61,14 @@ def test_indices_from_the_end(shape: str, indices: list, dtype: str) -> None:
     np.testing.assert_array_equal(run(after, array), -np.take(array, indices, axis=1))
 
 
-def test_indices_from_the_front_stay() -> None:
-    before = module(X, "i = R.const(1, 'int64')\ny = R.take(x, i, axis=1)".replace("'", '"'))
-    assert MendImports()(before).same_as(before)
+@pytest.mark.parametrize(("params", "index", "axis"), [(X, 1, 1), (X, -1, 1), (ROW, 7, 0)])
+def test_no_index_reads_beyond_the_end(params: str, index: int, axis: int, capfd) -> None:
+    body = f'i = R.const({index}, "int64")\ny = R.take(x, i, axis={axis})'
+    after = MendImports()(module(params, body))
+    assert MendImports()(after).same_as(after)
+    array = np.arange(8, dtype="float32").reshape((1, 1, 8) if axis else 8)
+    np.testing.assert_array_equal(run(after, array), array[:, 0] if axis else array[7])
+    assert "segfaults" not in capfd.readouterr().err  # what TVM says of the mode "fast"
 
 
 def test_indices_beyond_the_start_stay() -> None:
@@ -81,7 +87,7 @@ def test_one_place_is_a_slice(index: int, rank: int) -> None:
     want = -np.take(array, [index] if rank else index, axis=2)
     np.testing.assert_array_equal(run(after, array), want)
     beyond = module(X, 'i = R.const([8], "int64")\ny = R.negative(R.take(x, i, axis=2))')
-    assert MendImports()(beyond).same_as(beyond)
+    assert operators(MendImports()(beyond)) == ["take", "negative"]
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,15 @@ def test_a_size_that_no_tensor_has():
         torch.testing.assert_close(fast(torch.ones(1), n), function(torch.ones(1), n))
 
 
+def test_a_square_of_a_size():
+    def function(x):
+        return (x @ x).view(-1) + 1
+
+    fast = torch.compile(function, backend="relax_fusion", dynamic=True, options={"strict": True})
+    for n in (5, 8):
+        torch.testing.assert_close(fast(torch.eye(n)), function(torch.eye(n)))
+
+
 WRITES = {
     "a row": lambda x, y: (x[1].copy_(y[0]), x.sum())[1],
     "all": lambda x, y: (x.add_(y), x * 2)[1],
@@ -325,9 +334,17 @@ def test_what_the_importer_does_not_know_stays_in_pytorch(caplog):
     assert "does not know aten._fft_r2c.default" in caplog.text
 
 
-def test_strict_names_what_stays():
-    with pytest.raises(Exception, match=r"strict=True.*aten\._fft_r2c\.default"):
-        compiled(lambda x: torch.fft.rfft(x).real)(torch.randn(8))
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: torch.fft.rfft(x).real, r"does not know aten\._fft_r2c\.default"),
+        (lambda x: torch.fft.rfft(x).abs(), r"aten\.abs\.default reads _fft_r2c, which has"),
+        (lambda x: torch.where(x > 0, x.byte(), -1), r"scalar_tensor\.default: TVM.* Overflow"),
+    ],
+)
+def test_strict_names_what_stays(function, why):
+    with pytest.raises(Exception, match=f"strict=True.*{why}"):
+        compiled(function)(torch.randn(8))
 
 
 def test_min_block_size_leaves_small_pieces():
@@ -339,8 +356,9 @@ def test_a_graph_that_needs_gradients_runs_in_pytorch_and_warns():
     model, x = MLP(), torch.randn(4, 32)
     with pytest.raises(Exception, match="strict=True, and a graph needs gradients"):
         compiled(model)(x)
-    with pytest.warns(RuntimeWarning, match="needs gradients"):
+    with pytest.warns(RuntimeWarning, match="needs gradients") as told:
         compiled(model, strict=False)(x).sum().backward()
+    assert told[0].filename == __file__
     expected = model.up.weight.grad.clone()
     model.zero_grad()
     model(x).sum().backward()
@@ -407,13 +425,13 @@ def test_a_mode_is_refused():
         torch.compile(lambda x: x + 1, backend="relax_fusion", mode="max-autotune")(torch.ones(2))
 
 
-def test_dryrun_compiles_nothing_and_tells(caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "relax_fusion.torch")
+def test_dryrun_compiles_nothing_and_tells(capsys, monkeypatch):
     monkeypatch.setattr(pieces, "build", None)
     model, x = MLP().eval(), torch.randn(4, 32)
     with torch.no_grad():
         torch.testing.assert_close(compiled(model, dryrun=True)(x), model(x))
-    assert "FuseGatedFFN" in caplog.text and "(dryrun)" in caplog.text
+    found = capsys.readouterr().out
+    assert "1 piece chosen" in found and "\nmain      FuseGatedFFN" in found and "(dryrun)" in found
 
 
 def test_check_tells_of_a_difference(monkeypatch):
@@ -426,8 +444,10 @@ def test_check_tells_of_a_difference(monkeypatch):
     monkeypatch.setattr(
         door.program.Program, "results", lambda self, args: [r + 1 for r in real(self, args)]
     )
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match=r"result 0 of fused_0 differs.* by 1"):
+    differs = r"result 0 of fused_0 differs.* by 1"
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=differs) as told:
         compiled(model, check=True)(x)
+    assert told[0].filename == __file__
 
 
 def test_a_report_is_written(tmp_path):

@@ -32,11 +32,6 @@ def fresh(quick_to_compile, tmp_path, monkeypatch, caplog):
     torch._dynamo.reset()
 
 
-def left(caplog):
-    """Return the reasons of what stayed in PyTorch, each once."""
-    return {line.split(" x ")[1] for line in caplog.text.splitlines() if " x aten." in line}
-
-
 @pytest.mark.parametrize("name", quick_if(QUICK.__contains__, ENCODERS))
 def test_an_encoder_is_one_piece_and_agrees(name, caplog):
     model = ENCODERS[name].make().eval()
@@ -68,10 +63,8 @@ def test_a_decoder_with_a_static_cache_chooses_the_same(name, caplog):
     if name == "whisper":
         inputs = {"input_features": torch.randn(1, 8, 32)}
     ids, logits = generated(model, inputs)
-    fast = torch.compile(model.forward, backend=door.relax_fusion)
+    fast = torch.compile(model.forward, backend=door.relax_fusion, options={"strict": True})
     found, theirs = generated(model, inputs, fast)
     torch.testing.assert_close(theirs, logits, atol=1e-4, rtol=1e-4)
     assert torch.equal(found, ids)
-    # the prompt and the token are one piece each; nothing else than copies of counters is left
-    assert caplog.text.count("1 piece compiled") == 2
-    assert left(caplog) <= {"aten.copy_.default writes to its arguments"}
+    assert caplog.text.count("1 piece compiled") == 2  # of the prompt, and of a token
