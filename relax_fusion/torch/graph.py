@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from tvm import ir, relax, tirx
 
 from ..frontends.torch import Importer, array_of
+from ..matching.shapes import same_shape, shape_of
 from ..validation import reason
 from .program import MAIN
 from .record import PieceRecord, inverse, is_row_major, order_of
@@ -109,6 +110,18 @@ class Translator(Importer):
         except Exception as err:  # of TVM's importer, with no common class
             raise Refusal(f"TVM's importer raises {reason(err)}") from err
         self._check(node, made)
+        return self._sized(node.meta["val"], made)
+
+    def _sized(self, value: Any, made: Any) -> Any:
+        """Give a result the sizes that PyTorch knows, where Relax finds others or none.
+
+        ``x[:n]`` of 64 rows has ``min(n, 64)`` for Relax, and nothing that reads it a known shape.
+        """
+        if isinstance(value, torch.Tensor) and isinstance(made, relax.Expr):
+            with suppress(Refusal):
+                shape = [self._sizes.expr(size) for size in value.shape]
+                if not same_shape(shape_of(made), shape):
+                    return self._emit(relax.op.reshape(made, shape))
         return made
 
     @contextmanager

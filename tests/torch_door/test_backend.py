@@ -133,6 +133,16 @@ def test_a_square_of_a_size():
         torch.testing.assert_close(fast(torch.eye(n)), function(torch.eye(n)))
 
 
+def test_a_part_of_a_table_has_a_known_size(capfd):
+    def function(x, table):
+        return torch.relu(x + table[: x.shape[0]])[0] * 2
+
+    fast, table = torch.compile(function, backend="relax_fusion", dynamic=True), torch.randn(16, 4)
+    for n in (5, 16):
+        torch.testing.assert_close(fast(torch.ones(n, 4), table), function(torch.ones(n, 4), table))
+    assert "segfaults" not in capfd.readouterr().err  # TVM says so of places of unknown axes
+
+
 WRITES = {
     "a row": lambda x, y: (x[1].copy_(y[0]), x.sum())[1],
     "all": lambda x, y: (x.add_(y), x * 2)[1],
