@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
-from ..errors import Decline, Reason
 from ..hardware.target import is_cuda
 from ..matching.expressions import found_in, substitute, variables_of
 from ..matching.shapes import is_one
@@ -34,14 +33,14 @@ class CopyRule(SafeRule):
             if h < 2: a[i, h, d] = x[i, h, d]          for d in T.vectorized(8):
             else: b[i, 0, d] = x[i, h, d]                  if ...: a[i, h, d] = x[i, h, d]
 
-    declines when:
+    leaves:
         rows of a tensor are no whole vectors, or begin within one; where elements are read depends
         on sizes that only the run knows; a case or a place depends on the lane otherwise than by
         one step along the last axis.
     """
 
-    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
-        """Return the schedule, None for a function that computes, or is for another device."""
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+        """Return the schedule, None where vectors are not all that is moved, or not on CUDA."""
         blocks = verbs.blocks_of(func)
         if not is_cuda(target) or not blocks or not all(map(_only_copies, blocks)):
             return None
@@ -53,7 +52,7 @@ class CopyRule(SafeRule):
         block = sch.get_sblock(blocks[-1].name_hint)
         lanes = _lanes(sch.get(block))
         if lanes == 1 or len(sch.get_loops(block)) != len(blocks[-1].iter_vars):
-            return Decline(Reason.SHAPE, "its rows are no whole vectors, or lie anywhere")
+            return None
         *outer, last = sch.get_loops(block)
         last, lane = sch.split(last, [None, lanes])
         grid, thread = sch.split(sch.fuse(*outer, last), [None, _THREADS])

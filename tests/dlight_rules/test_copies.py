@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tvm
@@ -75,35 +73,28 @@ def test_the_same_elements_as_vectors(name: str) -> None:
 
 
 LEFT = {
-    "computed": ([(4, 64)], op.nn.relu, None),
-    "places by a tensor": ([(8, 64), (4,)], lambda x, i: op.take(x, i, axis=0), None),
-    "an odd width": ([(4, 63)], lambda x: op.strided_slice(x, [0], [1], [3]), "no whole"),
-    "the last axis moved": ([(8, 64)], op.permute_dims, "no whole"),
-    "every other column": (
-        [(8, 64)],
-        lambda x: op.strided_slice(x, [1], [0], [64], [2]),
-        "no whole",
-    ),
-    "columns side by side": ([(8, 64)], lambda x: op.concat([x, x], axis=1), "no whole"),
-    "rows after others": ([("s", 64)], lambda x: op.concat([x, x], axis=0), "anywhere"),
-    "batches of heads": (
-        *([("b", "s", 4, 16)], lambda x: op.permute_dims(x, [0, 2, 1, 3])),
-        "anywhere",
-    ),
-    "an odd column": ([(8, 64)], lambda x: op.strided_slice(x, [1], [1], [33]), "no whole"),
+    "computed": ([(4, 64)], op.nn.relu),
+    "places by a tensor": ([(8, 64), (4,)], lambda x, i: op.take(x, i, axis=0)),
+    "an odd width": ([(4, 63)], lambda x: op.strided_slice(x, [0], [1], [3])),
+    "the last axis moved": ([(8, 64)], op.permute_dims),
+    "every other column": ([(8, 64)], lambda x: op.strided_slice(x, [1], [0], [64], [2])),
+    "columns side by side": ([(8, 64)], lambda x: op.concat([x, x], axis=1)),
+    "rows after others": ([("s", 64)], lambda x: op.concat([x, x], axis=0)),
+    "batches of heads": ([("b", "s", 4, 16)], lambda x: op.permute_dims(x, [0, 2, 1, 3])),
+    "an odd column": ([(8, 64)], lambda x: op.strided_slice(x, [1], [1], [33])),
 }
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_leaves(name: str) -> None:
-    shapes, emit, why = LEFT[name]
+    shapes, emit = LEFT[name]
     inputs = [Input(s, "float32" if len(s) > 1 else "int32") for s in shapes]
-    found: Any = CopyRule().attempt(fused(inputs, emit), H200)
-    assert found is None if why is None else why in found.detail
-    assert (
-        CopyRule().attempt(fused([Input((4, 64))], lambda x: op.repeat(x, 2, 0)), host_target())
-        is None
-    )
+    assert CopyRule().attempt(fused(inputs, emit), H200) is None
+
+
+def test_leaves_a_cpu() -> None:
+    func = fused([Input((4, 64))], lambda x: op.repeat(x, 2, 0))
+    assert CopyRule().attempt(func, host_target()) is None
 
 
 @pytest.mark.parametrize("merged", [True, False])
