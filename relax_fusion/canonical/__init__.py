@@ -12,6 +12,7 @@ from .imports import MendImports
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
 from .rotations import FuseNormRotation
+from .slices import MoveSlices
 from .transposes import MoveTransposes
 
 CANONICAL: dict[str, Callable[[], Any]] = {
@@ -21,6 +22,7 @@ CANONICAL: dict[str, Callable[[], Any]] = {
     "MoveReshapes": MoveReshapes,
     "MoveTransposes": MoveTransposes,
     "RecogniseOperators": RecogniseOperators,
+    "MoveSlices": MoveSlices,
     "FuseNormRotation": FuseNormRotation,
 }
 """Every pass by name, in the order in which the pipeline runs them."""

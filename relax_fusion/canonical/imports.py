@@ -30,7 +30,7 @@ class MendImports:
 
         y = R.take(x, -2, axis=1, mode="fast")      # counted from the end; no mode of take does
             ->
-        y = R.take(x, n - 2, axis=1, mode="clip")   # a slice, where n is a number
+        y = R.take(x, n - 2, axis=1, mode="clip")   # a slice, where n is known to be 2 or more
 
         y = R.slice_scatter(R.slice_scatter(z, a, 0, 4, 1, axis=1), b, 4, 8, 1, axis=1)
             ->
@@ -78,17 +78,15 @@ def _counted(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Count constant indices from the front, and let one beyond the end read the last place."""
     x, indices = call.args
-    value, shape = rewriter.definition(indices), shape_of(x)
-    if not isinstance(value, GenericConst) or shape is None or call.attrs.axis is None:
+    array, shape = _constant(rewriter, indices), shape_of(x)
+    if array is None or shape is None or call.attrs.axis is None:
         return None
-    axis, array = int(call.attrs.axis) % len(shape), value.value.numpy()
-    if isinstance(shape[axis], tirx.IntImm) and array.size == 1 and array.ndim < 2:
-        part = _slice(rewriter, call, axis, int(array.item()), int(shape[axis]))
-        if part is not None:
-            return part
+    part = one_place(rewriter, call)
+    if part is not None:
+        return part
     if not np.issubdtype(array.dtype, np.signedinteger) or not array.size:
         return None
-    dtype, below = str(array.dtype), indices
+    axis, dtype, below = int(call.attrs.axis) % len(shape), str(array.dtype), indices
     if array.min() >= 0:
         if call.attrs.mode == "clip":
             return None
@@ -105,15 +103,27 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return relax.op.take(x, below, axis, "clip")
 
 
-def _slice(
-    rewriter: Rewriter, call: relax.Call, axis: int, index: int, size: int
-) -> relax.Expr | None:
-    """Return one place of an axis as a slice, which the axis is left out of for a number."""
-    first = index + size if index < 0 else index
-    if not 0 <= first < size:
+def _constant(rewriter: Rewriter, expr: relax.Expr) -> np.ndarray | None:
+    value = rewriter.definition(expr)
+    return value.value.numpy() if isinstance(value, GenericConst) else None
+
+
+def one_place(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Return one constant place of an axis as a slice, which the axis is left out of for a number.
+
+    None if there may be no such place.
+    """
+    array, shape, before = _constant(rewriter, call.args[1]), shape_of(call), shape_of(call.args[0])
+    if array is None or array.size != 1 or array.ndim > 1 or call.attrs.axis is None:
         return None
-    part = relax.op.strided_slice(call.args[0], [axis], [first], [first + 1])
-    return relax.op.reshape(rewriter.emit(part), shape_of(call)) if shape_of(call) else None
+    if not shape or not before:
+        return None
+    axis, first = int(call.attrs.axis) % len(before), tirx.IntImm("int64", int(array.item()))
+    first = first + before[axis] if int(first) < 0 else first
+    if not all(map(rewriter.sizes.can_prove, (first >= 0, first < before[axis]))):
+        return None
+    part = relax.op.strided_slice(call.args[0], [axis], [first], [first + 1], assume_inbound=True)
+    return relax.op.reshape(rewriter.emit(part), shape)
 
 
 def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

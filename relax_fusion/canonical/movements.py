@@ -17,8 +17,9 @@ from tvm import ir, relax, tirx
 
 from ..matching.operators import named
 from ..matching.pattern import is_call
-from ..matching.shapes import is_one, permutation, same_shape, shape_of
+from ..matching.shapes import is_one, permutation, product, same_shape, shape_of
 from ..tvm_ir import structural_equal
+from .imports import one_place
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 
 
@@ -188,10 +189,26 @@ def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         made = rewriter.builder.normalize(relax.op.matmul(x, plain, call.attrs.out_dtype))
         if same_type(made, call):
             return made
-    found = _regrouped(rewriter, x)
-    if found is None or len(shape_of(weight) or ()) != 2 or len(shape_of(found.source) or ()) < 2:
+    if len(shape_of(weight) or ()) != 2:
+        return None
+    found = _regrouped(rewriter, x) or _merged(rewriter, x)
+    if found is None or len(shape_of(found.source) or ()) < 2:
         return None
     return found.back(rewriter, relax.op.matmul(found.source, weight, call.attrs.out_dtype))
+
+
+def _merged(rewriter: Rewriter, expr: relax.Expr) -> _Regrouped | None:
+    """Read a reshape that makes one axis of heads and lanes, and regroups the rows, as two."""
+    call, after = rewriter.call(expr, "relax.reshape"), shape_of(expr)
+    before = shape_of(call.args[0]) if call is not None else None
+    if call is None or not before or not after:
+        return None
+    ends = (n for n in range(2, len(before)) if same_shape([product(before[n:])], after[-1:]))
+    count = next(ends, None)
+    if count is None or same_shape(before[:count], after[:-1]):
+        return None
+    flat = relax.op.reshape(call.args[0], [*before[:count], after[-1]])
+    return _Regrouped(rewriter.emit(flat), after[:-1])
 
 
 def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
@@ -218,7 +235,10 @@ def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
 
 
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Take rows of a table by indices in their own shape."""
+    """Take rows of a table by indices in their own shape; one place as a slice."""
+    part = one_place(rewriter, call)
+    if part is not None:
+        return part
     table, indices = call.args[:2]
     reshape = rewriter.call(indices, "relax.reshape")
     lead, row = shape_of(indices), shape_of(table)
@@ -254,13 +274,28 @@ def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if call.attrs.assume_inbound or shape is None:
         return None
     places = [int(axis) % rank for axis in axes.fields]
-    for axis, first, last in zip(places, begin.fields, end.fields, strict=True):
-        inside = (first >= 0, first <= last, last <= shape[axis])
-        if not all(map(rewriter.sizes.can_prove, inside)):
-            return None
+    ends = [
+        _from_the_front(rewriter, shape[axis], *pair)
+        for axis, *pair in zip(places, begin.fields, end.fields, strict=True)
+    ]
+    if any(pair is None for pair in ends):
+        return None
+    begin, end = zip(*ends, strict=True)
     made = relax.op.strided_slice(x, places, begin, end, *strides, assume_inbound=True)
     made = rewriter.builder.normalize(made)
     return None if structural_equal(made.ty, call.ty) else made
+
+
+def _from_the_front(
+    rewriter: Rewriter, size: tirx.Expr, begin: tirx.Expr, end: tirx.Expr
+) -> tuple[tirx.Expr, tirx.Expr] | None:
+    """Return where a slice begins and ends, None if that may be outside of the axis."""
+    first, last = (
+        size + v if isinstance(v, tirx.IntImm) and int(v) < 0 else v for v in (begin, end)
+    )
+    last = size if rewriter.sizes.can_prove(last >= size) else last
+    inside = (first >= 0, first <= last, last <= size)
+    return (first, last) if all(map(rewriter.sizes.can_prove, inside)) else None
 
 
 def _broadcast(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

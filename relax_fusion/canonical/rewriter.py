@@ -48,7 +48,7 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
     for gvar, func in functions_of(mod, relax.Function).items():
         if belongs_to_a_library(func):
             continue
-        rewriter = Rewriter(memory_of(gvar.name_hint, func, mod), rules, _sizes(func), builder)
+        rewriter = Rewriter(memory_of(gvar.name_hint, func, mod), rules, sizes_of(func), builder)
         results = free_vars(func.body.body)
         builder.begin_scope(func.params)  # sizes of tensors are no less than 0
         read = _without_unread(func.body.blocks, results, rewriter.memory)
@@ -199,7 +199,7 @@ class Rewriter:
         return var
 
 
-def _sizes(func: relax.Function) -> Analyzer:
+def sizes_of(func: relax.Function) -> Analyzer:
     """Return what the attributes of a function say of its symbolic sizes."""
     attrs, analyzer = func.attrs or {}, Analyzer()
     lower, upper = attrs.get(LOWER, {}), attrs.get(UPPER, {})

@@ -27,7 +27,7 @@ MODELS = (
 )
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
-    *("RecogniseOperators", "FuseNormRotation"),
+    *("RecogniseOperators", "MoveSlices", "FuseNormRotation"),
     *("FuseAdapters", "FuseChains", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )

@@ -11,6 +11,7 @@ from relax_fusion.canonical import (
     MendImports,
     MergeDuplicates,
     MoveReshapes,
+    MoveSlices,
     MoveTransposes,
     RecogniseOperators,
 )
@@ -22,7 +23,7 @@ from .matches import TOLERANCE, Wrong
 
 STAGE: tuple[Pass, ...] = (
     *(MendImports(), MergeDuplicates(), MoveReshapes(), MoveTransposes()),
-    *(RecogniseOperators(), FuseNormRotation()),
+    *(RecogniseOperators(), MoveSlices(), FuseNormRotation()),
 )
 """In the order of the pipeline."""
 

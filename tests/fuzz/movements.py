@@ -40,6 +40,8 @@ def draw(seed: int) -> Function:
             pool.append(step(w, value, pool))
         except (IllTyped, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError):
             continue  # TVM refuses it
+    if w.chance(30):
+        pool.append(one_row(w, pool[-1]))
     results = [pool[-1], *(w.pick(*pool) for _ in range(w.pick(0, 0, 1, 2)))]
     return w.finish(*results) if w.bindings else draw(seed + (1 << 40))
 
@@ -125,6 +127,19 @@ def cut(w: Writer, x: relax.Var) -> relax.Var:
     if w.chance(15):
         return w(op.strided_slice, x, [axis], [0], [size], assume_inbound=True)
     return w(op.strided_slice, x, [axis], [begin], [end], strides)
+
+
+def one_row(w: Writer, x: relax.Var) -> relax.Var:
+    """Take the first, the last or a numbered place of an axis."""
+    shape = w.shape(x)
+    axis = w.rng.randrange(len(shape)) if shape else 0
+    if not shape or shape[axis] == 0:
+        return x
+    size = shape[axis]
+    if w.chance(20):
+        return w(op.take, x, relax.const(np.zeros(1, "int64")), axis)
+    first = w.pick(0, size - 1)
+    return w(op.strided_slice, x, [axis], [first], [first + 1], assume_inbound=True)
 
 
 def joined(w: Writer, x: relax.Var) -> relax.Var:
