@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm import ir
+from tvm import ir, tirx
 
 from relax_fusion.canonical import MendImports, MoveReshapes, MoveSlices
 from relax_fusion.matching.pattern import calls_in
@@ -158,3 +158,45 @@ def test_a_result_stays() -> None:
     source = source.replace("return y", "return (y, z)").replace(RESULT, ":")
     before = tvm.script.from_source(source)
     assert MoveSlices()(before).same_as(before)
+
+
+def attention_of(x: str, name: str) -> str:
+    """Return attention of `x` to itself by the mask `n`, with `name` in front of all it names."""
+    text = WRITTEN_OUT.format("n").replace("reshape(x,", f"reshape({x},")
+    for each in "hqkedpoaz":
+        text = text.replace(f"{each} =", f"{name}{each} =").replace(f"({each},", f"({name}{each},")
+        text = text.replace(f", {each})", f", {name}{each})")
+    return text
+
+
+def matmul_rows(mod: ir.IRModule) -> list[str]:
+    bindings = [b for block in mod["main"].body.blocks for b in block.bindings]
+    sizes = [b.var.ty.shape[-2] for b in bindings if calls_in(b.value, "relax.matmul")]
+    return [str(n) if isinstance(n, tirx.Var) else str(int(n)) for n in sizes]
+
+
+def test_attention_stays_whole_where_its_weights_are_read() -> None:
+    text = attention_of("x", "f") + "t = R.sum(fp, axis=[1, 2])\nz = R.matmul(fz, w)\n"
+    text += LAST.replace("y =", "v =") + "\ny = R.add(v, R.sum(t))"
+    before, after = rewritten(text)
+    assert matmul_rows(before) == ["s", "s", "s"] and matmul_rows(after) == ["s", "s", "1"]
+
+
+MASK = """c = R.arange(0, s, 1, 'int64')
+i1 = R.reshape(c, R.shape([s, 1]))
+i2 = R.reshape(c, R.shape([1, s]))
+l = R.less_equal(i2, i1)
+f0 = R.where(l, R.const(0.0, 'float32'), R.const(-1e9, 'float32'))
+n = R.add(f0, m)
+"""
+
+
+def test_a_mask_of_positions_is_made_for_the_rows_that_are_left() -> None:
+    text = MASK + attention_of("x", "f") + attention_of("fz", "g") + LAST.replace("(z,", "(gz,")
+    params = PARAMS.replace("n: R.Tensor(('b', 1, 's', 's'), 'float32'), ", "")
+    before = module(params, text.replace("'", '"'))
+    after = MoveSlices()(before)
+    assert_same_numbers(before, after)
+    assert matmul_rows(after) == ["s", "s", "1", "1"]
+    names = operators(after)
+    assert names.count("arange") == 2 and names.count("strided_slice") == 1  # of queries
