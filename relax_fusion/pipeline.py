@@ -64,6 +64,7 @@ from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.norms import LegalizeNorms
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.views import FoldReshapes, ReturnReshapedViews
+from .transforms.whole_graph import KeepResults
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from .triton_bridge.sources import CompileAhead, RecordSources
 
@@ -179,7 +180,7 @@ def plan_memory(options: PipelineOptions) -> list[Pass]:
     ]
     if options.allreduce_strategy:
         passes.append(relax.transform.IPCAllReduceRewrite(options.allreduce_strategy))
-    return [*passes, PlanMemory()]
+    return [*passes, *([KeepResults()] if is_cuda(options.target) else []), PlanMemory()]
 
 
 def lower_to_vm(options: PipelineOptions) -> list[Pass]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tvm
 
-from .transforms.cuda_graph import RUN_OR_CAPTURE
+from .transforms.whole_graph import RUN_OR_CAPTURE
 
 FLUSH_BYTES = 256 << 20
 """So many bytes are written or read in front of a sample on a GPU, so that weights come from memory

@@ -49,6 +49,7 @@ from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.views import FoldReshapes, ReturnReshapedViews
+from relax_fusion.transforms.whole_graph import KeepResults
 from relax_fusion.triton_bridge import EmitTritonKernels
 
 from .triton_bridge.common import not_compiled
@@ -76,6 +77,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseDequantize": FuseDequantize(),
     "FuseOps": FuseOps(),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
+    "KeepResults": KeepResults(),
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
     "MergeDuplicates": MergeDuplicates(),

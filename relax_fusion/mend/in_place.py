@@ -13,7 +13,7 @@ from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.known_effects import memory_of
 from ..matching.pattern import is_call
-from ..transforms.modules import OPAQUE, functions_of, with_functions
+from ..transforms.modules import OPAQUE, functions_of, kept, with_functions
 
 FORCE_PURE = "relax.force_pure"
 
@@ -96,7 +96,7 @@ class _Separator:
                 binding = relax.VarBinding(binding.var, relax.If(value.cond, *branches))
             bindings.append(binding)
             if binding.var in self.unread:
-                bindings.append(_kept(binding.var))
+                bindings.append(kept(binding.var))
         return relax.BindingBlock(bindings)
 
     def _cut(self, block: relax.DataflowBlock) -> list[relax.BindingBlock]:
@@ -139,13 +139,6 @@ def _unread_writes(func: relax.Function, memory: Memory) -> set[relax.Var]:
     return unread
 
 
-def _kept(var: relax.Var) -> relax.Binding:
-    """Return a binding that reads `var` in an impure call, which no pass removes."""
-    copy = relax.Call(relax.ExternFunc("vm.builtin.copy"), [var], ty_args=[var.ty])
-    copy = relax.BlockBuilder().normalize(copy)
-    return relax.VarBinding(relax.Var(f"{var.name}_kept", copy.ty), copy)
-
-
 def _blocks(
     pieces: Sequence[Sequence[relax.Binding]], unread: Container[relax.Var]
 ) -> Iterator[relax.BindingBlock]:
@@ -166,9 +159,9 @@ def _blocks(
     for i, piece in enumerate(pieces):
         bindings = [renamed(b) for b in piece]
         if i % 2:
-            kept = [
-                _kept(b.var) for b, old in zip(bindings, piece, strict=True) if old.var in unread
+            copies = [
+                kept(b.var) for b, old in zip(bindings, piece, strict=True) if old.var in unread
             ]
-            yield relax.BindingBlock([*bindings, *kept])
+            yield relax.BindingBlock([*bindings, *copies])
         elif bindings:
             yield relax.DataflowBlock(bindings)

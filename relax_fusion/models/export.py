@@ -11,9 +11,11 @@ from tvm.ir import IRModule
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import spec
 
+from ..canonical.rewriter import UPPER
 from ..errors import ConfigError, QuantizationError
 from ..quantization import Quantization
 from ..quantization import quantization as quantization_of
+from ..transforms.whole_graph import BOUND_ATTR, HINTS_ATTR
 from ..validation import MAX_INT32, MOST_ELEMENTS, plain, shown
 from ..workload import Packed
 from . import bert, gpt2, llama
@@ -67,12 +69,21 @@ class ExportedModel:
     Parameters
     ----------
     mod : IRModule
-        Decoders have ``prefill`` and ``decode``, called with ``(input_ids, total_len, caches,
-        params)``: int32 ``[batch, seq_len]``, a shape of one number, a tuple of cache tensors
-        (keys and values of layer 0, of layer 1, ...) that is updated in place, and the tuple of
-        parameters. They return ``(logits, caches)`` with float32 logits ``[batch, 1, vocab]`` of
-        the last position. An encoder has ``encode(input_ids, token_type_ids, attention_mask,
-        params)`` that returns float32 ``[batch, seq_len, vocab]``.
+        Decoders have ``prefill``, called with ``(input_ids, total_len, caches, params)``: int32
+        ``[batch, seq_len]``, a shape of one number, a tuple of cache tensors (keys and values of
+        layer 0, of layer 1, ...) that is updated in place, and the tuple of parameters. It returns
+        ``(logits, caches)`` with float32 logits ``[batch, 1, vocab]`` of the last position.
+
+        They have ``decode`` too, called with ``(input_ids, length, total_len, caches, params)``,
+        which runs one token of each sequence.  ``length``, int32 ``[1]``, tells how many tokens
+        the caches hold; ``total_len`` is any number above it, of which a few distinct ones do:
+        keys behind are not read.  It returns ``(logits, caches, input_ids, length)``, of which
+        the last two were updated in place: by the tokens with the largest logits, and by one.  So
+        the next call takes the same arguments; where it does, a GPU replays one graph.  The logits
+        are then overwritten by it.
+
+        An encoder has ``encode(input_ids, token_type_ids, attention_mask, params)`` that returns
+        float32 ``[batch, seq_len, vocab]``.
     params : tuple[ParamSpec, ...]
         The parameters, in the order of the tuple ``params``.
     config : Config
@@ -144,6 +155,9 @@ def export(
     specs = _decoder_specs(caches, dtype, batch) if caches else _encoder_specs(batch)
     model = cls(config, max_seq_len, dtype)
     mod, named = (quantized(model, stored) if stored else model).export_tvm(specs)
+    if caches:
+        steps = {BOUND_ATTR: True, UPPER: {TOTAL: max_seq_len}, HINTS_ATTR: [TOTAL]}
+        mod["decode"] = mod["decode"].with_attrs(steps)
     recipes = family.recipes(config, max_seq_len)
     params = tuple(_param_spec(name, param, recipes) for name, param in named)
     sizes = (caches, max_seq_len, batch)
@@ -207,15 +221,14 @@ def _cache_shapes(
 
 
 def _decoder_specs(caches: tuple[Any, ...], dtype: str, batch: int | str) -> dict[str, Any]:
-    def one(seq_len: int | str) -> dict[str, Any]:
-        return {
-            "input_ids": spec.Tensor([batch, seq_len], "int32"),
-            TOTAL: spec.Int(),
-            "caches": [spec.Tensor(shape, dtype) for shape in caches],
-            "$": {"param_mode": "packed", "effect_mode": "none"},
-        }
-
-    return {"prefill": one(LENGTH), "decode": one(1)}
+    tokens = {n: {"input_ids": spec.Tensor([batch, n], "int32")} for n in (LENGTH, 1)}
+    others = {
+        TOTAL: spec.Int(),
+        "caches": [spec.Tensor(shape, dtype) for shape in caches],
+        "$": {"param_mode": "packed", "effect_mode": "none"},
+    }
+    length = {"length": spec.Tensor([1], "int32")}
+    return {"prefill": tokens[LENGTH] | others, "decode": tokens[1] | length | others}
 
 
 def _encoder_specs(batch: int | str) -> dict[str, Any]:

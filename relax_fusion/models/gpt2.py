@@ -10,15 +10,9 @@ from tvm.relax.frontend.nn import Tensor
 
 from . import kv_cache
 from .config import GPT2Config
-from .layers import (
-    Embedding,
-    Recipe,
-    activation,
-    attention,
-    last_position,
-    project_to_vocabulary,
-    slice_rows,
-)
+from .kv_cache import Cache
+from .layers import Embedding, Recipe, activation, last_position, project_to_vocabulary
+from .places import Place, step
 
 
 class GPT2Attention(nn.Module):
@@ -32,14 +26,10 @@ class GPT2Attention(nn.Module):
         self.c_attn = nn.Linear(config.hidden_size, self.heads.merged)
         self.c_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, cache: Cache, place: Place) -> tuple[Tensor, Cache]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        q, keys, values = kv_cache.append(self.c_attn(x), cache, total_len, self.heads)
-        k = slice_rows(keys, 1, 0, total_len)
-        v = slice_rows(values, 1, 0, total_len)
-        return self.c_proj(attention(q, k, v, self.scale)), (keys, values)
+        q, keys, values = kv_cache.append(self.c_attn(x), cache, place.end, self.heads)
+        return self.c_proj(place.attend(q, (keys, values), self.scale)), (keys, values)
 
 
 class GPT2MLP(nn.Module):
@@ -64,11 +54,9 @@ class GPT2Layer(nn.Module):
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.norm_eps)
         self.mlp = GPT2MLP(config)
 
-    def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, cache: Cache, place: Place) -> tuple[Tensor, Cache]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        attended, cache = self.attn(self.ln_1(x), cache, total_len)
+        attended, cache = self.attn(self.ln_1(x), cache, place)
         x = x + attended
         return x + self.mlp(self.ln_2(x)), cache
 
@@ -95,19 +83,23 @@ class GPT2LMHeadModel(nn.Module):
 
     def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
-        seq_len = input_ids.shape[1]
-        positions = slice_rows(self.transformer.wpe.weight, 0, total_len - seq_len, total_len)
-        x = self.transformer.wte(input_ids) + positions
+        return self._run(input_ids, Place(input_ids.shape[1], total_len), caches)
+
+    def decode(
+        self, input_ids: Tensor, length: Tensor, total_len: tirx.Var, caches: list[Tensor]
+    ) -> Any:
+        """Run one token of each sequence, and put those that follow in its place; see `step`."""
+        return step(self._run, input_ids, Place(1, total_len, length), caches)
+
+    def _run(self, ids: Tensor, place: Place, caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        x = self.transformer.wte(ids) + place.rows(self.transformer.wpe.weight)
         updated: list[Tensor] = []
         for i, layer in enumerate(self.transformer.h):
-            x, pair = layer(x, (caches[2 * i], caches[2 * i + 1]), total_len)
+            x, pair = layer(x, (caches[2 * i], caches[2 * i + 1]), place)
             updated.extend(pair)
         x = self.transformer.ln_f(last_position(x))
         head = self.transformer.wte.weight if self.tied else self.lm_head.weight
         return project_to_vocabulary(x, head), updated
-
-    decode = prefill
-    """Prefill of one token per sequence."""
 
 
 def recipes(config: GPT2Config, max_seq_len: int) -> dict[str, Recipe]:

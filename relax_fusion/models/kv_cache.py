@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
 from tvm.script import tirx as T
+
+Cache: TypeAlias = tuple[Tensor, Tensor]
+"""Keys and values, each ``[batch, max_seq_len, kv_heads, head_dim]``."""
+
+End: TypeAlias = tirx.Var | Tensor
+"""The tokens in a cache after a call, int64; or a tensor with those before it, int32 ``[1]``."""
 
 INJECTIVE_OPAQUE = 8  # relax OpPatternKind.kOpaque: writes into arguments must not be fused away
 
@@ -39,23 +46,17 @@ class Heads:
         return (self.query + 2 * self.kv) * self.dim
 
 
-def append(
-    qkv: Tensor,
-    cache: tuple[Tensor, Tensor],
-    total_len: tirx.Var,
-    heads: Heads,
-) -> tuple[Tensor, Tensor, Tensor]:
+def append(qkv: Tensor, cache: Cache, end: End, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """Split a merged projection, and write keys and values in place.
 
     Parameters
     ----------
     qkv : Tensor
         ``[batch, seq_len, (query + 2 * kv) * dim]``.
-    cache : tuple[Tensor, Tensor]
-        Keys and values, each ``[batch, max_seq_len, kv, dim]``; rows
-        ``total_len - seq_len .. total_len`` are overwritten.
-    total_len : tirx.Var
-        Tokens in the cache after this call, int64.
+    cache : Cache
+        Of its rows those of this call's `seq_len` tokens are overwritten.
+    end : End
+        Where these are; never rows behind the last.
     heads : Heads
         The head counts.
 
@@ -66,27 +67,24 @@ def append(
     """
     batch, seq_len, _ = qkv.shape
     queries = Tensor.placeholder((batch, seq_len, heads.query, heads.dim), qkv.dtype)
-    out = [*cache, queries]
-    max_len = cache[0].shape[1]
+    func = kv_append(heads, cache[0].shape[1], qkv.dtype, isinstance(end, Tensor))
     keys, values, copied = op.tensor_ir_inplace_op(
-        _for_sizes(kv_append(heads, max_len, qkv.dtype), qkv),
+        for_sizes(func, qkv),
         "kv_append",
-        args=[qkv, *cache, total_len],
+        args=[qkv, *cache, end],
         inplace_indices=[1, 2, -1],
-        out=out,
+        out=[*cache, queries],
     )
     return copied, keys, values
 
 
-def write(
-    k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var
-) -> tuple[Tensor, Tensor]:
+def write(k: Tensor, v: Tensor, cache: Cache, end: End) -> Cache:
     """Write keys and values ``[batch, seq_len, kv, dim]`` in place; return the updated caches."""
     _, max_len, heads, dim = cache[0].shape
     keys, values = op.tensor_ir_inplace_op(
-        _for_sizes(kv_write(heads, dim, max_len, k.dtype), k),
+        for_sizes(kv_write(heads, dim, max_len, k.dtype, isinstance(end, Tensor)), k),
         "kv_write",
-        args=[k, v, *cache, total_len],
+        args=[k, v, *cache, end],
         inplace_indices=[2, 3],
         out=list(cache),
     )
@@ -94,8 +92,13 @@ def write(
 
 
 @cache
-def kv_write(heads: int, dim: int, max_len: int, dtype: str) -> tirx.PrimFunc:
-    """Build the PrimFunc that appends keys and values that are tensors of their own."""
+def kv_write(
+    heads: int, dim: int, max_len: int, dtype: str, counted: bool = False
+) -> tirx.PrimFunc:
+    """Build the PrimFunc that appends keys and values that are tensors of their own.
+
+    `counted`: a tensor tells where, see `End`.
+    """
     hkv, width, max_rows = map(_int64, (heads, dim, max_len))
 
     @T.prim_func(private=True, s_tir=True)
@@ -104,7 +107,7 @@ def kv_write(heads: int, dim: int, max_len: int, dtype: str) -> tirx.PrimFunc:
         v_handle: T.handle,
         keys_handle: T.handle,
         values_handle: T.handle,
-        total_len: T.int64,
+        end: T.handle if counted else T.int64,  # type: ignore[valid-type]
     ):
         T.func_attr({"op_pattern": INJECTIVE_OPAQUE, "tirx.noalias": True})
         batch = T.int64()
@@ -113,20 +116,22 @@ def kv_write(heads: int, dim: int, max_len: int, dtype: str) -> tirx.PrimFunc:
         v = T.match_buffer(v_handle, (batch, seq_len, hkv, width), dtype)
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, width), dtype)
         values = T.match_buffer(values_handle, (batch, max_rows, hkv, width), dtype)
+        first = T.meta_var(_first_row(end, max_rows, seq_len) if counted else end - seq_len)
         for iters in T.grid(batch, seq_len, hkv, width):
             with T.sblock("kv_write"):
                 b, s, h, d = T.axis.remap("SSSS", iters)
-                keys[b, total_len - seq_len + s, h, d] = k[b, s, h, d]
-                values[b, total_len - seq_len + s, h, d] = v[b, s, h, d]
+                keys[b, first + s, h, d] = k[b, s, h, d]
+                values[b, first + s, h, d] = v[b, s, h, d]
 
     return func
 
 
 @cache
-def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
+def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> tirx.PrimFunc:
     """Build the PrimFunc that appends keys and values and copies the queries out.
 
     It is parsed once for all layers, as TVMScript's parser looks at every module that is loaded.
+    `counted`: a tensor tells where, see `End`.
     """
     hq, hkv, dim = map(_int64, (heads.query, heads.kv, heads.dim))
     merged, max_rows = _int64(heads.merged), _int64(max_len)
@@ -136,7 +141,7 @@ def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
         qkv_handle: T.handle,
         keys_handle: T.handle,
         values_handle: T.handle,
-        total_len: T.int64,
+        end: T.handle if counted else T.int64,  # type: ignore[valid-type]
         queries_handle: T.handle,
     ):
         T.func_attr({"op_pattern": INJECTIVE_OPAQUE, "tirx.noalias": True})
@@ -146,20 +151,27 @@ def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, dim), dtype)
         values = T.match_buffer(values_handle, (batch, max_rows, hkv, dim), dtype)
         queries = T.match_buffer(queries_handle, (batch, seq_len, hq, dim), dtype)
+        first = T.meta_var(_first_row(end, max_rows, seq_len) if counted else end - seq_len)
         for iters in T.grid(batch, seq_len, hq + hkv + hkv, dim):
             with T.sblock("kv_append"):
                 b, s, h, d = T.axis.remap("SSSS", iters)
                 if h < hq:
                     queries[b, s, h, d] = qkv[b, s, h * dim + d]
                 elif h < hq + hkv:
-                    keys[b, total_len - seq_len + s, h - hq, d] = qkv[b, s, h * dim + d]
+                    keys[b, first + s, h - hq, d] = qkv[b, s, h * dim + d]
                 else:
-                    values[b, total_len - seq_len + s, h - hq - hkv, d] = qkv[b, s, h * dim + d]
+                    values[b, first + s, h - hq - hkv, d] = qkv[b, s, h * dim + d]
 
     return func
 
 
-def _for_sizes(func: tirx.PrimFunc, first: Tensor) -> tirx.PrimFunc:
+def _first_row(handle: tirx.Var, rows: tirx.Expr, seq_len: tirx.Expr) -> tirx.Expr:
+    """Return the row at which writing begins where a tensor says how many there are."""
+    length = T.match_buffer(handle, (1,), "int32")
+    return T.min(T.Cast("int64", length[0]), rows - seq_len)
+
+
+def for_sizes(func: tirx.PrimFunc, first: Tensor) -> tirx.PrimFunc:
     """Return `func` with the sizes of its first parameter that are known."""
     symbols = func.params[0].ty.shape
     sizes = [

@@ -48,9 +48,8 @@ class Embedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up ``[batch, seq_len]`` ids: ``[batch, seq_len, width]``."""
-        flat = relax.op.reshape(ids._expr, [-1])
-        rows = wrap_nested(relax.op.take(self.weight._expr, flat, axis=0, mode="clip"), "take")
-        return op.reshape(rows, [*ids.shape, self.weight.shape[1]])
+        rows = relax.op.take(self.weight._expr, ids._expr, axis=0, mode="clip")
+        return wrap_nested(rows, "take")
 
 
 def slice_rows(x: Tensor, axis: int, begin: tirx.Expr | int, end: tirx.Expr | int) -> Tensor:
@@ -94,17 +93,22 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
     return op.tanh(x / cap) * cap
 
 
-def capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, cap: float, window: int | None
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, cap: float | None = None
 ) -> Tensor:
-    """Causal attention whose scores are soft-capped; shapes as of `attention`."""
+    """Attention step by step; shapes as of `attention`.
+
+    `seen` tells which keys each query sees, boolean ``[seq_len, context]``; scores are soft-capped
+    if there is a `cap`.
+    """
     batch, seq_len, heads, dim = q.shape
-    context, group = k.shape[1], heads // k.shape[2]
+    group = heads // k.shape[2]
     if group > 1:
         k, v = op.repeat(k, group, axis=2), op.repeat(v, group, axis=2)
     q, v = (op.permute_dims(x, [0, 2, 1, 3]) for x in (q, v))
     scores = op.matmul(q, op.permute_dims(k, [0, 2, 3, 1])) * scale
-    scores = op.where(_seen(seq_len, context, window), soft_capped(scores, cap), _lowest(q.dtype))
+    scores = scores if cap is None else soft_capped(scores, cap)
+    scores = op.where(seen, scores, _lowest(q.dtype))
     weights = op.astype(op.softmax(in_float32(scores), axis=-1), q.dtype)
     mixed = op.permute_dims(op.matmul(weights, v), [0, 2, 1, 3])
     return op.reshape(mixed, (batch, seq_len, heads * dim))
@@ -112,18 +116,6 @@ def capped_attention(
 
 def _lowest(dtype: str) -> Tensor:
     return wrap_nested(relax.const(float("-inf"), dtype), "lowest")
-
-
-def _seen(seq_len: tirx.Expr | int, context: tirx.Expr, window: int | None) -> Tensor:
-    """Tell which keys each query sees, ``[seq_len, context]``; the last query sees the last key."""
-    keys = relax.op.reshape(relax.op.arange(0, context, 1, "int64"), (1, context))
-    first = context - seq_len
-    queries = relax.op.reshape(relax.op.arange(first, context, 1, "int64"), (seq_len, 1))
-    seen = relax.op.less_equal(keys, queries)
-    if window is not None:
-        after = relax.op.subtract(queries, relax.const(window, "int64"))
-        seen = relax.op.logical_and(seen, relax.op.greater(keys, after))
-    return wrap_nested(seen, "seen")
 
 
 def attention(

@@ -12,18 +12,17 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from . import kv_cache
 from .config import LlamaConfig
+from .kv_cache import Cache
 from .layers import (
     Embedding,
     OffsetRMSNorm,
     Recipe,
     activation,
-    attention,
-    capped_attention,
     last_position,
     project_to_vocabulary,
-    slice_rows,
     soft_capped,
 )
+from .places import Place, step
 from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
 
 
@@ -44,16 +43,11 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size, bias=bias)
 
     def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor, cache: Cache, place: Place, angles: Angles
+    ) -> tuple[Tensor, Cache]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        q, keys, values = self.appended(x, cache, total_len, angles)
-        k = slice_rows(keys, 1, 0, total_len)
-        v = slice_rows(values, 1, 0, total_len)
-        if self.cap is None:
-            out = attention(q, k, v, self.scale, window=self.window)
-        else:
-            out = capped_attention(q, k, v, self.scale, cap=self.cap, window=self.window)
+        q, keys, values = self.appended(x, cache, place, angles)
+        out = place.attend(q, (keys, values), self.scale, self.window, self.cap)
         return self.o_proj(out), (keys, values)
 
 
@@ -66,11 +60,11 @@ class MergedAttention(LlamaAttention):
         self.qkv_proj = nn.Linear(config.hidden_size, merged, bias=config.attention_bias)
 
     def appended(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
+        self, x: Tensor, cache: Cache, place: Place, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, and the caches with what was appended."""
         qkv = angles.turn_first(self.qkv_proj(x), self.heads.query + self.heads.kv)
-        return kv_cache.append(qkv, cache, total_len, self.heads)
+        return kv_cache.append(qkv, cache, place.end, self.heads)
 
 
 class NormedAttention(LlamaAttention):
@@ -89,7 +83,7 @@ class NormedAttention(LlamaAttention):
         self.eps, self.offset = config.norm_eps, config.norm_offset
 
     def appended(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
+        self, x: Tensor, cache: Cache, place: Place, angles: Angles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, and the caches with what was appended."""
         batch, seq_len, _ = x.shape
@@ -101,7 +95,7 @@ class NormedAttention(LlamaAttention):
         )
         q = angles.turn(self._normed(q, self.q_norm.weight))
         k = angles.turn(self._normed(k, self.k_norm.weight))
-        return q, *kv_cache.write(k, v, cache, total_len)
+        return q, *kv_cache.write(k, v, cache, place.end)
 
     def _normed(self, heads: Tensor, weight: Tensor) -> Tensor:
         gamma = weight + 1.0 if self.offset else weight
@@ -143,10 +137,10 @@ class LlamaLayer(nn.Module):
         self.mlp = LlamaMLP(config)
 
     def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor, cache: Cache, place: Place, angles: Angles
+    ) -> tuple[Tensor, Cache]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        attended, cache = self.self_attn(self.input_layernorm(x), cache, total_len, angles)
+        attended, cache = self.self_attn(self.input_layernorm(x), cache, place, angles)
         if not self.post_norms:
             x = x + attended
             return x + self.mlp(self.post_attention_layernorm(x)), cache
@@ -193,14 +187,23 @@ class LlamaForCausalLM(nn.Module):
 
     def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
-        x = self.model.embed_tokens(input_ids)
+        return self._run(input_ids, Place(input_ids.shape[1], total_len), caches)
+
+    def decode(
+        self, input_ids: Tensor, length: Tensor, total_len: tirx.Var, caches: list[Tensor]
+    ) -> Any:
+        """Run one token of each sequence, and put those that follow in its place; see `step`."""
+        return step(self._run, input_ids, Place(1, total_len, length), caches)
+
+    def _run(self, ids: Tensor, place: Place, caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        x = self.model.embed_tokens(ids)
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
-        angles, local = self._angles(input_ids.shape[1], total_len, x.dtype)
+        angles, local = self._angles(place, x.dtype)
         updated: list[Tensor] = []
         for i, layer in enumerate(self.model.layers):
             pair = (caches[2 * i], caches[2 * i + 1])
-            x, pair = layer(x, pair, total_len, angles if self.config.window(i) is None else local)
+            x, pair = layer(x, pair, place, angles if self.config.window(i) is None else local)
             updated.extend(pair)
         x = self.model.norm(last_position(x))
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
@@ -208,20 +211,14 @@ class LlamaForCausalLM(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else soft_capped(logits, cap), updated
 
-    def _angles(
-        self, seq_len: tirx.Expr | int, total_len: tirx.Var, dtype: str
-    ) -> tuple[Angles, Angles]:
+    def _angles(self, place: Place, dtype: str) -> tuple[Angles, Angles]:
         """Return the angles of layers without a window, and of those with one."""
-        wide = Angles.of(self.model.rope_cos, self.model.rope_sin, seq_len, total_len)
+        wide = Angles.of(self.model.rope_cos, self.model.rope_sin, place)
         wide = wide.to(dtype) if self.config.qk_norm else wide
         if self.config.local_rope_theta is None:
             return wide, wide
-        tables = self.model.local_rope.cos, self.model.local_rope.sin
-        local = Angles.of(*tables, seq_len, total_len)
+        local = Angles.of(self.model.local_rope.cos, self.model.local_rope.sin, place)
         return wide, local.to(dtype) if self.config.qk_norm else local
-
-    decode = prefill
-    """Prefill of one token per sequence."""
 
 
 def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:

@@ -14,12 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
 
 from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import Count, check, read, shown
-from .layers import in_float32, slice_rows
+from .layers import in_float32
+from .places import Place
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -132,10 +132,10 @@ class Angles:
     sin: Tensor
 
     @staticmethod
-    def of(cos: Tensor, sin: Tensor, seq_len: tirx.Expr | int, total_len: tirx.Var) -> Angles:
-        """Take the last `seq_len` of `total_len` rows of the tables of `rope_table`."""
-        rows = (slice_rows(table, 0, total_len - seq_len, total_len) for table in (cos, sin))
-        return Angles(*(op.reshape(r, (seq_len, 1, r.shape[1])) for r in rows))
+    def of(cos: Tensor, sin: Tensor, place: Place) -> Angles:
+        """Take the rows of the tables of `rope_table` that are for the tokens at a place."""
+        rows = map(place.rows, (cos, sin))
+        return Angles(*(op.reshape(r, (place.seq_len, 1, r.shape[1])) for r in rows))
 
     def to(self, dtype: str) -> Angles:
         """Round cosines and sines to the type of the heads, as transformers does."""

@@ -7,122 +7,20 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
 
-from ..errors import ContextOverflowError, InputError, ModelError, warn
+from ..errors import ContextOverflowError, InputError, ModelError
 from ..validation import MAX_INT32, plain, shown
 from .config import BertConfig
 from .export import ExportedModel
+from .runner import Runner, array, check_exported, finite
 from .threads import use_all_cores
-from .weights import NotFiniteWarning
+
+LEAST_REACH = 128
+"""A step on a GPU is given at least so many rows of the caches, and then twice as many each time:
+a graph is captured for each of these numbers, and no kernel reads rows behind the length."""
 
 
-def check_exported(exported: Any) -> None:
-    """Refuse what is no description of a model."""
-    if not isinstance(exported, ExportedModel):
-        raise InputError(f"exported is {shown(exported)}; must be what export returned")
-
-
-def checked_device(device: Any) -> tvm.runtime.Device:
-    """Return the device to run on, if there is such a one."""
-    if device is None:
-        return tvm.cpu()
-    if not isinstance(device, tvm.runtime.Device):
-        raise InputError(f"device is {shown(device)}; must be a tvm.runtime.Device")
-    if not device.exist:
-        raise InputError(f"device is {shown(device)}, which TVM does not find here")
-    return device
-
-
-def machine(
-    compiled: Any, exported: ExportedModel, device: tvm.runtime.Device
-) -> relax.VirtualMachine:
-    """Return the virtual machine that runs the functions of the model."""
-    try:
-        made = relax.VirtualMachine(compiled, device)
-    except (ValueError, TypeError, AttributeError) as err:
-        raise InputError(
-            f"compiled is {shown(compiled)}; must be what tvm.compile returned, or a library"
-        ) from err
-    for name in exported.functions:
-        try:
-            made[name]
-        except (AttributeError, LookupError) as err:
-            raise InputError(f"compiled has no function {name!r}; was it of this model?") from err
-    return made
-
-
-def array(values: Any, what: str) -> np.ndarray:
-    """Return `values` as an array of NumPy's."""
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as err:
-        raise InputError(f"{what} are {shown(values)}; must be an array ({err})") from err
-
-
-def finite(logits: np.ndarray) -> np.ndarray:
-    """Warn of logits by which no token can be chosen: the largest of NaN is the first."""
-    if not np.isfinite(logits).all():
-        text = "the model's logits hold NaN or infinities; look at its weights"
-        warn(text, NotFiniteWarning)
-    return logits
-
-
-def checked_weight(value: Any, position: int, exported: ExportedModel) -> np.ndarray:
-    """Return a weight if it is the one that stands at `position`."""
-    if position >= len(exported.params):
-        raise InputError(f"the model takes {len(exported.params)} weights, got more")
-    param = exported.params[position]
-    if not isinstance(value, np.ndarray):
-        raise InputError(f"the weight {param.name!r} is {shown(value)}; must be a NumPy array")
-    if value.shape != param.shape or str(value.dtype) != param.dtype:
-        raise InputError(
-            f"the weight {param.name!r} must be {param.dtype} {list(param.shape)}, got "
-            f"{value.dtype} {list(value.shape)}"
-        )
-    return value
-
-
-class _Runner:
-    """What a decoder and an encoder session share: the VM, the device and the weights."""
-
-    def __init__(
-        self,
-        compiled: Any,
-        exported: ExportedModel,
-        weights: Iterable[np.ndarray],
-        device: tvm.runtime.Device | None,
-    ) -> None:
-        self.device = checked_device(device)
-        self.exported = exported
-        self.machine = machine(compiled, exported, self.device)
-        self._params: list[tvm.runtime.Tensor] = []
-        if not isinstance(weights, Iterable):
-            raise InputError(f"weights is {shown(weights)}; must be NumPy arrays, in order")
-        for value in weights:
-            self._params.append(self._put(checked_weight(value, len(self._params), exported)))
-        if len(self._params) != len(exported.params):
-            count = len(exported.params)
-            raise InputError(f"the model takes {count} weights, got {len(self._params)}")
-
-    def _put(self, value: np.ndarray) -> tvm.runtime.Tensor:
-        return tvm.runtime.tensor(value, self.device)
-
-    def _tokens(self, values: Any, what: str, limit: int) -> np.ndarray:
-        tokens = np.atleast_2d(array(values, what))
-        if tokens.ndim != 2 or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
-            raise InputError(
-                f"{what} must be integers of 64 bits, of shape [batch, length] and not empty, got "
-                f"{tokens.dtype} {list(tokens.shape)}"
-            )
-        if tokens.min() < 0 or tokens.max() >= limit:
-            raise InputError(
-                f"{what} must be in 0..{limit - 1}, got {tokens.min()}..{tokens.max()}"
-            )
-        return tokens.astype(np.int32)
-
-
-class Generator(_Runner):
+class Generator(Runner):
     """A compiled decoder with its weights, caches and position.
 
     On a CPU it runs with a thread for each processor that the process may use; the environment
@@ -167,6 +65,9 @@ class Generator(_Runner):
             self._put(np.zeros((self.batch, *map(int, shape[1:])), exported.dtype))
             for shape in exported.cache_shapes
         ]
+        # What `decode` counts on itself, in memory that is the same for all of its calls
+        self._ids = self._put(np.zeros((self.batch, 1), "int32"))
+        self._length = self._put(np.zeros(1, "int32"))
 
     def reset(self) -> None:
         """Forget the context; the next `prefill` starts at position 0."""
@@ -193,7 +94,14 @@ class Generator(_Runner):
         InputError
             If the tokens have the wrong shape or are outside the vocabulary.
         """
-        return self._call("prefill", ids)
+        tokens = self._checked(ids)
+        self._check_room(total := self.length + tokens.shape[1])
+        use_all_cores()
+        shape = tvm.runtime.ShapeTuple([total])
+        function = self.machine["prefill"]
+        logits, _ = function(self._put(tokens), shape, self._caches, self._params)
+        self.length = total
+        return finite(logits.numpy()[:, 0])
 
     def decode(self, ids: Any) -> np.ndarray:
         """Append one token to each sequence; float32 logits ``[batch, vocab]``.
@@ -218,7 +126,10 @@ class Generator(_Runner):
         tokens = array(ids, "token ids")
         if tokens.size != self.batch:
             raise InputError(f"decode takes {self.batch} token(s), got {tokens.size}")
-        return self._call("decode", tokens.reshape(self.batch, 1))
+        tokens = self._checked(tokens.reshape(self.batch, 1))
+        self._check_room(self.length + 1)
+        self._begin(tokens)
+        return finite(self._step().numpy()[:, 0])
 
     def generate(self, ids: Any, max_new_tokens: int) -> np.ndarray:
         """Forget the context, then extend ``ids`` greedily.
@@ -247,10 +158,17 @@ class Generator(_Runner):
         # The last new token is never fed back, so it takes no room.
         self._check_room(np.atleast_2d(array(ids, "token ids")).shape[-1] + max_new_tokens - 1)
         self.reset()
-        new = [self.prefill(ids).argmax(axis=-1)]
-        while len(new) < max_new_tokens:
-            new.append(self.decode(new[-1]).argmax(axis=-1))
-        return np.stack(new, axis=1).astype(np.int32)
+        first = self.prefill(ids).argmax(axis=-1)
+        shape = (max_new_tokens - 1, self.batch)
+        rest = tvm.runtime.empty(shape, "int32", self.device)
+        self._begin(first[:, None].astype("int32"))
+        for i in range(max_new_tokens - 1):
+            logits = self._step()
+            place = rest._create_view(self._ids.shape, "int32", 4 * self.batch * i)
+            self._ids.copyto(place)
+        if max_new_tokens > 1:
+            finite(logits.numpy())
+        return np.concatenate([first[None], rest.numpy()]).T.astype(np.int32)
 
     def _check_room(self, total: int) -> None:
         limit = self.exported.max_seq_len
@@ -260,20 +178,34 @@ class Generator(_Runner):
                 "shorten the prompt, reset, or export with a larger max_seq_len"
             )
 
-    def _call(self, function: str, ids: Any) -> np.ndarray:
+    def _checked(self, ids: Any) -> np.ndarray:
         tokens = self._tokens(ids, "token ids", self.exported.config.vocab_size)
         if tokens.shape[0] != self.batch:
             raise InputError(f"the session has batch {self.batch}, got {tokens.shape[0]} rows")
-        total = self.length + tokens.shape[1]
-        self._check_room(total)
+        return tokens
+
+    def _begin(self, tokens: np.ndarray) -> None:
+        """Put the tokens of the next step, ``[batch, 1]``, and their place on the device."""
+        self._ids.copyfrom(tokens)
+        self._length.copyfrom(np.array([self.length], "int32"))
+
+    def _step(self) -> tvm.runtime.Tensor:
+        """Run one token of each sequence; logits ``[batch, 1, vocab]``, until the next step."""
         use_all_cores()
-        shape = tvm.runtime.ShapeTuple([total])
-        logits, _ = self.machine[function](self._put(tokens), shape, self._caches, self._params)
-        self.length = total
-        return finite(logits.numpy()[:, 0])
+        self.length += 1
+        reach = tvm.runtime.ShapeTuple([self._reach()])
+        given = self._ids, self._length, reach, self._caches, self._params
+        return self.machine["decode"](*given)[0]
+
+    def _reach(self) -> int:
+        """Return how many rows of the caches a step is given: on a GPU one of few, for graphs."""
+        if self.device == tvm.cpu():
+            return self.length
+        reach = max(LEAST_REACH, 1 << (self.length - 1).bit_length())
+        return min(reach, self.exported.max_seq_len)
 
 
-class Encoder(_Runner):
+class Encoder(Runner):
     """A compiled BERT encoder with its weights; parameters as `Generator`."""
 
     def __init__(

@@ -11,12 +11,14 @@ from typing import Any
 import tvm
 from tvm import ir, relax, tirx
 
+from ..canonical.rewriter import UPPER
 from ..errors import PipelineError, warn
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, operator_of
 from ..matching.shapes import as_dim, shape_of, shape_text
 from ..validation import MOST_ELEMENTS
 from .modules import functions_of, with_functions
+from .whole_graph import HINTS_ATTR
 
 
 class UnknownVariableWarning(UserWarning):
@@ -74,10 +76,11 @@ class AttachFunctionAttrs:
             known |= {var.name for var in relax.analysis.defined_symbolic_vars(func)}
             if self.bounds:
                 _check_sizes(func, self.bounds)
-                func = func.with_attr("tir_var_upper_bound", dict(self.bounds))
+                bounds = (func.attrs or {}).get(UPPER, {})
+                func = func.with_attr(UPPER, {**bounds, **self.bounds})
             if gvar.name_hint in self.hints:
-                variables = list(self.hints[gvar.name_hint])
-                func = func.with_attr("relax.rewrite_cuda_graph.capture_symbolic_vars", variables)
+                own = list((func.attrs or {}).get(HINTS_ATTR, ()))
+                func = func.with_attr(HINTS_ATTR, [*own, *self.hints[gvar.name_hint]])
             updated[gvar] = func
         for name in self.bounds.keys() - known:
             told = f"which no function has; they have {', '.join(sorted(known)) or 'none'}"

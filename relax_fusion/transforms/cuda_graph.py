@@ -7,7 +7,6 @@ is called only launches kernels.  `CaptureCUDAGraphs` makes sure of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tvm
@@ -17,11 +16,11 @@ from tvm import ir, relax, tirx
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, is_call
 from .modules import KERNELS_ATTR, functions_of, with_external_module
+from .whole_graph import is_run_or_capture, with_whole_tuples, without_inputs
 
 CONFIG = "relax.backend.use_cuda_graph"
 """The option of a PassContext that switches TVM's own pass on."""
 
-RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 ADDRESSES = "relax_fusion_addresses"
 
 
@@ -40,7 +39,8 @@ class CaptureCUDAGraphs:
 
     The VM keeps a graph for every value of the key: weights at another address are recorded anew,
     where TVM alone would read the old ones.  Other inputs of a function are never part of a graph,
-    nor is a launch that depends on a symbolic dim, unless a hint names it.
+    nor is a launch that depends on a symbolic dim, unless a hint names it.  A function that has
+    `BOUND_ATTR`, and whose dims are all named by hints, is one graph for each value of these dims.
 
     declines when:
         a call that would be recorded is more than launches of kernels, such as a packed function,
@@ -64,25 +64,18 @@ class CaptureCUDAGraphs:
         if not self.enabled or any(int(call.args[1].value) for call in storage):
             return mod  # with storage on another device than the first
         with tvm.transform.PassContext(config={**ctx.config, CONFIG: True}):
-            lifted = relax.transform.RewriteCUDAGraph()(mod)
+            lifted = relax.transform.RewriteCUDAGraph()(without_inputs(mod))
         built_in = _calls(lifted, "relax.call_builtin_with_ctx")
         regions = {call.args[1].fields[0] for call in built_in if is_run_or_capture(call)}
         if not regions or not all(_only_launches(lifted, lifted[gvar]) for gvar in regions):
             return mod
-        return _with_keys(lifted)
+        return _with_keys(with_whole_tuples(lifted))
 
 
 def _calls(mod: ir.IRModule, op: str) -> list[relax.Call]:
     """Return the calls of an operator in all functions."""
     functions = functions_of(mod, relax.Function).values()
     return [call for func in functions for call in calls_in(func, op)]
-
-
-def is_run_or_capture(node: relax.Expr) -> bool:
-    """Tell whether `node` records or replays a function."""
-    if not is_call(node, "relax.call_builtin_with_ctx"):
-        return False
-    return str(node.args[0].global_symbol) == RUN_OR_CAPTURE
 
 
 _VIEWS = ("relax.reshape", "relax.memory.alloc_tensor", "relax.memory.view")
@@ -149,7 +142,7 @@ class _AddKeys(relax.PyExprMutator):
         if not is_run_or_capture(call):
             return super().visit_call_(call)
         gvar, args, index, *dims = call.args[1].fields
-        weights = [t for a in args.fields if a in self.given for t in _tensors(a)]
+        weights = [a for a in args.fields if a in self.given and _has_addresses(a.ty)]
         if not weights:
             return super().visit_call_(call)
         self.keys += 1
@@ -164,13 +157,11 @@ class _AddKeys(relax.PyExprMutator):
         return relax.Call(call.op, [call.args[0], relax.Tuple(fields)], call.attrs, call.ty_args)
 
 
-def _tensors(expr: relax.Expr) -> Iterator[relax.Expr]:
-    """Yield the tensors of a value; a region takes weights in a tuple as the tuple."""
-    if isinstance(expr.ty, ir.TupleType):
-        for i in range(len(expr.ty.fields)):
-            yield from _tensors(relax.TupleGetItem(expr, i))
-    elif isinstance(expr.ty, relax.TensorType):
-        yield expr
+def _has_addresses(ty: ir.Type) -> bool:
+    """Tell whether a value is a tensor, or a tuple of such."""
+    if isinstance(ty, ir.TupleType):
+        return all(map(_has_addresses, ty.fields))
+    return isinstance(ty, relax.TensorType)
 
 
 def addresses_module() -> tvm_ffi.Module:
@@ -179,7 +170,7 @@ def addresses_module() -> tvm_ffi.Module:
     return make(_SOURCE, "c", [ADDRESSES], None)
 
 
-_SOURCE = f"""/* {ADDRESSES}(tensor or shape, ...): addresses of tensors, and dims, in one shape. */
+_SOURCE = f"""/* {ADDRESSES}(tensor, shape, or array of such, ...): addresses and dims. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,39 +185,45 @@ static int rf_addresses_fail(const char* message) {{
   return -1;
 }}
 
+/* Appends what `args` have to `values`, or counts it if that is NULL; -1 for anything else. */
+static int64_t rf_addresses_of(const TVMFFIAny* args, int64_t size, TVMFFIAny* values) {{
+  int64_t n = 0, i, j;
+  for (i = 0; i < size; ++i) {{
+    char* cell = (char*)args[i].v_obj + sizeof(TVMFFIObject);
+    if (args[i].type_index == kTVMFFIShape) {{
+      TVMFFIShapeCell* shape = (TVMFFIShapeCell*)cell;
+      for (j = 0; j < (int64_t)shape->size; ++j, ++n) {{
+        if (values) values[n].v_int64 = shape->data[j];
+      }}
+    }} else if (args[i].type_index == kTVMFFITensor) {{
+      DLTensor* tensor = (DLTensor*)cell;
+      if (values) values[n].v_int64 = (int64_t)(uintptr_t)tensor->data + tensor->byte_offset;
+      ++n;
+    }} else if (args[i].type_index == kTVMFFIArray) {{
+      TVMFFISeqCell* array = (TVMFFISeqCell*)cell;
+      j = rf_addresses_of((TVMFFIAny*)array->data, array->size, values ? values + n : NULL);
+      if (j < 0) return -1;
+      n += j;
+    }} else {{
+      return -1;
+    }}
+  }}
+  return n;
+}}
+
 __attribute__((visibility("default"))) int __tvm_ffi_{ADDRESSES}(
     void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
   static const char name[] = "ffi.Shape";
   TVMFFIByteArray bytes;
   TVMFFIObjectHandle make = NULL;
   TVMFFIAny* values;
-  size_t most = 0, n = 0, j;
-  int32_t i;
+  int64_t n = rf_addresses_of(args, num_args, NULL), i;
   int code;
-  for (i = 0; i < num_args; ++i) {{
-    if (args[i].type_index == kTVMFFIShape) {{
-      most += ((TVMFFIShapeCell*)((char*)args[i].v_obj + sizeof(TVMFFIObject)))->size;
-    }} else if (args[i].type_index == kTVMFFITensor) {{
-      ++most;
-    }} else {{
-      return rf_addresses_fail("{ADDRESSES} takes tensors and shapes");
-    }}
-  }}
-  values = (TVMFFIAny*)calloc(most ? most : 1, sizeof(TVMFFIAny));
+  if (n < 0) return rf_addresses_fail("{ADDRESSES} takes tensors, shapes, and arrays of them");
+  values = (TVMFFIAny*)calloc(n ? n : 1, sizeof(TVMFFIAny));
   if (values == NULL) return rf_addresses_fail("{ADDRESSES}: out of memory");
-  for (i = 0; i < num_args; ++i) {{
-    if (args[i].type_index == kTVMFFIShape) {{
-      TVMFFIShapeCell* shape = (TVMFFIShapeCell*)((char*)args[i].v_obj + sizeof(TVMFFIObject));
-      for (j = 0; j < shape->size; ++j) {{
-        values[n].type_index = kTVMFFIInt;
-        values[n++].v_int64 = shape->data[j];
-      }}
-    }} else {{
-      DLTensor* tensor = (DLTensor*)((char*)args[i].v_obj + sizeof(TVMFFIObject));
-      values[n].type_index = kTVMFFIInt;
-      values[n++].v_int64 = (int64_t)(uintptr_t)tensor->data + (int64_t)tensor->byte_offset;
-    }}
-  }}
+  for (i = 0; i < n; ++i) values[i].type_index = kTVMFFIInt;
+  rf_addresses_of(args, num_args, values);
   bytes.data = name;
   bytes.size = sizeof(name) - 1;
   code = TVMFFIFunctionGetGlobal(&bytes, &make);

@@ -103,6 +103,13 @@ def with_external_module(mod: ir.IRModule, library: tvm_ffi.Module) -> ir.IRModu
     return mod.with_attr(EXTERNAL_MODULES, [*there, library])
 
 
+def kept(var: relax.Var) -> relax.Binding:
+    """Return a binding that reads `var` in an impure call, which no pass removes."""
+    copy = relax.Call(relax.ExternFunc("vm.builtin.copy"), [var], ty_args=[var.ty])
+    copy = relax.BlockBuilder().normalize(copy)
+    return relax.VarBinding(relax.Var(f"{var.name}_kept", copy.ty), copy)
+
+
 def module_of(functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
     """Return a module of functions alone, to make one of them that goes into another module."""
     return ir.IRModule(dict(functions))

@@ -20,6 +20,7 @@ from relax_fusion import make_target
 from relax_fusion.models import export
 from tests.support.accuracy import assert_accurate, nudged
 from tests.support.quick import machine, quick_host, quickly
+from tests.support.steps import logits_of_step
 from tests.support.tiny_llama import TWO_LAYERS
 
 KINDS = ("layer", "layer_in_graphs", "rest")
@@ -54,10 +55,8 @@ def test_the_twin_computes_what_the_model_does(tied: bool, stored: str | None) -
     cpu = quick_host()
     built = quickly(exported.mod, relax.get_default_pipeline(cpu))
     caches = [tvm.runtime.tensor(a, dev) for a in arrays]
-    shape = tvm.runtime.ShapeTuple([total])
-    decode = machine(built)["decode"]
-    logits, _ = decode(tvm.runtime.tensor(ids, dev), shape, caches, params)
-    got = [t.numpy() for t in (logits, *caches)]
+    logits = logits_of_step(machine(built)["decode"], ids, total, caches, params)
+    got = [logits, *(t.numpy() for t in caches)]
     exact, moved = twin(lambda w: w.astype("float64")), twin(lambda w: nudged(w, "float32"))
     for ours, best, near in zip(got, exact, moved, strict=True):
         assert_accurate(ours, best, near, "float32", TINY.intermediate_size)
@@ -87,8 +86,8 @@ def test_launches_of_a_layer() -> None:
     models = [export(replace(TINY, num_layers=n), dtype="float16", max_seq_len=32) for n in (2, 1)]
     found, less = (bench.launches(bench.decode_only(m), make_target("h200")) for m in models)
     layer, inside = (a - b for a, b in zip(found, less, strict=True))
-    assert inside >= 4, "qkv, output, gate and up, down"
-    assert layer >= inside + 2, "rope or cache, attention"
+    assert layer == inside >= 6, "qkv, cache, attention, output, gate and up, down"
+    assert found[0] == found[1], "all of a step is in a graph"
 
 
 def test_floor_counts_what_a_token_reads() -> None:

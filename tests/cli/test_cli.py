@@ -25,7 +25,7 @@ from relax_fusion.cli.model_arguments import asked
 from relax_fusion.cli.run import _generate
 from relax_fusion.hardware import target
 from relax_fusion.models import zoo
-from relax_fusion.transforms.cuda_graph import RUN_OR_CAPTURE
+from relax_fusion.transforms.whole_graph import RUN_OR_CAPTURE
 
 from ..support.commands import CONFIG, POSITIONS, links, write_json
 from ..support.processes import without_torch

@@ -12,9 +12,12 @@ from tvm import relax
 
 from relax_fusion import models
 from relax_fusion.models import ExportedModel
-from relax_fusion.transforms.cuda_graph import ADDRESSES, CONFIG, RUN_OR_CAPTURE
+from relax_fusion.models.session import LEAST_REACH
+from relax_fusion.transforms.cuda_graph import ADDRESSES, CONFIG
+from relax_fusion.transforms.whole_graph import RUN_OR_CAPTURE
 
 from ..support.gpu import gpu_target, needs_gpu
+from ..support.steps import logits_of_step
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -105,19 +108,18 @@ def test_batches_in_one_machine() -> None:
                 tvm.runtime.tensor(np.zeros((batch, *map(int, s[1:])), "float16"), dev)
                 for s in model.cache_shapes
             ]
-            shape = tvm.runtime.ShapeTuple([1])
-            results.append(vm["decode"](tvm.runtime.tensor(ids, dev), shape, caches, params)[0])
-        np.testing.assert_array_equal(*(r.numpy() for r in results))
+            results.append(logits_of_step(vm["decode"], ids, 1, caches, params, dev))
+        np.testing.assert_array_equal(*results)
 
 
 def test_weights_and_caches_at_other_addresses() -> None:
-    """Every call of one VM reads the weights that it is given, and its results stay its own."""
+    """Every call of one VM reads the weights that it is given."""
     name, dev = "demo-llama", tvm.cuda(0)
     model = exported(name)
     assert ADDRESSES in compiled(name, True).as_text()
     sets = [[tvm.runtime.tensor(w, dev) for w in weights(name, seed)] for seed in range(2)]
     machines = [relax.VirtualMachine(compiled(name, graphs), dev) for graphs in (True, False)]
-    kept: list[list[Any]] = [[], []]
+    kept: list[list[np.ndarray]] = [[], []]
     for params in (sets[0], sets[1], sets[0], sets[1]):
         for vm, results in zip(machines, kept, strict=True):
             caches = [
@@ -125,10 +127,10 @@ def test_weights_and_caches_at_other_addresses() -> None:
                 for s in model.cache_shapes
             ]
             for position in range(2):
-                ids = tvm.runtime.tensor(np.array([[11 * position + 2]], "int32"), dev)
-                shape = tvm.runtime.ShapeTuple([position + 1])
-                results.append(vm["decode"](ids, shape, caches, params)[0])
-    with_graphs, without = (np.stack([r.numpy() for r in results]) for results in kept)
+                ids = np.array([[11 * position + 2]], "int32")
+                found = logits_of_step(vm["decode"], ids, position + 1, caches, params, dev)
+                results.append(found)
+    with_graphs, without = map(np.stack, kept)
     np.testing.assert_array_equal(with_graphs, without)
     assert (without[0] != without[2]).any(), "the two sets of weights give the same"
 
@@ -152,6 +154,27 @@ def test_the_pass_context_of_tvm() -> None:
     assert RUN_OR_CAPTURE in made.as_text() and ADDRESSES not in made.as_text()
     own = models.Generator(made, exported(name), weights(name), device=tvm.cuda(0))
     np.testing.assert_array_equal(decode(own), decode(session(name, False)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_without_the_host(name: str) -> None:
+    """What the steps choose themselves is what the host would; lengths cross a capture."""
+    new, prompt, target = 2 * LEAST_REACH, [[1, 5, 7]], gpu_target()
+    model = models.export(models.zoo_config(name), dtype="float16", max_seq_len=new + 3)
+    found = []
+    for graphs in (True, False):
+        pipeline = relax.get_pipeline("relax_fusion", target=target, use_cuda_graph=graphs)
+        made = tvm.compile(model.mod, target=target, relax_pipeline=pipeline)
+        own = models.Generator(made, model, models.random_weights(model), device=tvm.cuda(0))
+        found += [own.generate(prompt, new) for _ in range(2)]
+        own.reset()
+        chosen = [own.prefill(prompt).argmax(-1)]
+        while len(chosen) < new:
+            chosen.append(own.decode(chosen[-1]).argmax(-1))
+        found.append(np.stack(chosen, axis=1))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    assert len(np.unique(found[0])) > 2
 
 
 def test_replaying_takes_no_more_memory() -> None:

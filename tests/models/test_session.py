@@ -16,7 +16,7 @@ from relax_fusion.models import (
     config_from_dict,
     export,
     random_weights,
-    session,
+    runner,
 )
 
 SIZES = {"vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
@@ -28,7 +28,7 @@ def generator(monkeypatch: pytest.MonkeyPatch, logit: float = 0.0, **options: An
     """A session of a model whose logits are all `logit`."""
     logits = tvm.runtime.tensor(np.full((1, 1, 8), logit, "float32"))
     functions = dict.fromkeys(("prefill", "decode"), lambda *_: (logits, None))
-    monkeypatch.setattr(session.relax, "VirtualMachine", lambda *_: functions)
+    monkeypatch.setattr(runner.relax, "VirtualMachine", lambda *_: functions)
     return Generator(None, EXPORTED, options.pop("weights", WEIGHTS), **options)
 
 
@@ -69,14 +69,14 @@ def test_what_is_no_model(monkeypatch, kind, options: dict[str, Any], says: str)
     exported = EXPORTED if kind is Generator else export(config)
     if "compiled" not in options:
         functions = dict.fromkeys(exported.functions, print)
-        monkeypatch.setattr(session.relax, "VirtualMachine", lambda *_: functions)
+        monkeypatch.setattr(runner.relax, "VirtualMachine", lambda *_: functions)
     given = {"compiled": None, "exported": exported, "weights": []} | options
     with pytest.raises(InputError, match=says):
         kind(**given)
 
 
 def test_a_library_of_another_model(monkeypatch) -> None:
-    monkeypatch.setattr(session.relax, "VirtualMachine", lambda *_: {"prefill": print})
+    monkeypatch.setattr(runner.relax, "VirtualMachine", lambda *_: {"prefill": print})
     with pytest.raises(InputError, match="no function 'decode'"):
         Generator(None, EXPORTED, WEIGHTS)
 

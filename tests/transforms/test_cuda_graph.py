@@ -24,9 +24,14 @@ from relax_fusion.pipeline import PHASES, phase5_bytecode
 from relax_fusion.transforms.cuda_graph import (
     ADDRESSES,
     CONFIG,
-    RUN_OR_CAPTURE,
     CaptureCUDAGraphs,
     addresses_module,
+)
+from relax_fusion.transforms.whole_graph import (
+    BOUND_ATTR,
+    HINTS_ATTR,
+    RUN_OR_CAPTURE,
+    KeepResults,
     is_run_or_capture,
 )
 
@@ -122,8 +127,31 @@ def kinds(names: list[str]) -> list[str]:
     return [next((k for k in (QKV, OUT, FFN) if n.startswith(k)), n) for n in names]
 
 
+def unbound(mod: ir.IRModule) -> ir.IRModule:
+    """Return a decoder whose callers pass any memory, and no dim of which a hint names."""
+    func = mod["decode"].without_attr(BOUND_ATTR).without_attr(HINTS_ATTR)
+    mod.update_func(mod.get_global_var("decode"), func)
+    return mod
+
+
+def test_a_step_is_one_graph() -> None:
+    mod = lowered(decode(TWO_LAYERS))
+    (found,) = regions(mod, "decode")
+    assert [kind for kind in kinds(found) if kind in (QKV, OUT, FFN)] == [
+        *([QKV, OUT, FFN, OUT] * 2),
+        QKV,
+    ]
+    assert found[0] == "take" and found[-2:] == ["argmax", "advance"]
+    assert names_called(mod["decode"]) == [ADDRESSES, "vm.builtin.copy"]
+    (key,) = (call for name, call in calls(mod["decode"]) if name == ADDRESSES)
+    assert [a.name for a in key.args[:-1]] == ["packed_params", "caches", "input_ids", "length"]
+    assert [str(dim) for dim in key.args[-1].values] == ["total_len"]
+    taken = [b.value for block in mod["decode"].body.blocks for b in block.bindings]
+    assert not [v for v in taken if isinstance(v, relax.TupleGetItem) and "packed" in str(v)]
+
+
 def test_a_decoders_projections_between_two_attentions_are_one_graph() -> None:
-    mod = lowered(export(TWO_LAYERS, dtype="float16", max_seq_len=32).mod)
+    mod = lowered(unbound(export(TWO_LAYERS, dtype="float16", max_seq_len=32).mod))
     found = [kinds(names) for names in regions(mod, "decode")]
     assert found == [[QKV], [OUT, FFN, OUT, QKV], [OUT, FFN, OUT]]
     assert keys(mod, "decode") == 3
@@ -134,7 +162,7 @@ def test_a_decoders_projections_between_two_attentions_are_one_graph() -> None:
 
 @pytest.mark.parametrize("name", ["demo-llama", "demo-gpt2"])
 def test_what_depends_on_the_position_is_in_no_graph(name: str) -> None:
-    mod = lowered(decode(replace(zoo_config(name), num_layers=1)))
+    mod = lowered(unbound(decode(replace(zoo_config(name), num_layers=1))))
     inside = [n for names in regions(mod, "decode") for n in names]
     assert len(inside) >= 4
     assert not [n for n in inside if "append" in n or "attention" in n]
@@ -142,8 +170,9 @@ def test_what_depends_on_the_position_is_in_no_graph(name: str) -> None:
 
 def test_the_result_is_in_no_graph() -> None:
     """What a graph writes is overwritten by the next call; a caller may keep its logits."""
-    mod = lowered(tiny())
-    assert kinds(names_called(mod["decode"]))[-1] == QKV, "the final norm and the lm_head"
+    mod = lowered(unbound(decode(TINY)))
+    last = kinds(names_called(mod["decode"]))[-3:]
+    assert last == [QKV, "argmax", "advance"], "the final norm and the lm_head, and the choice"
 
 
 def test_a_symbolic_batch_is_recorded_only_where_a_hint_asks() -> None:
@@ -151,7 +180,7 @@ def test_a_symbolic_batch_is_recorded_only_where_a_hint_asks() -> None:
     assert regions(lowered(mod, variable_bounds=bounds), "decode") == []
     hints = {"decode": ["batch_size"]}
     hinted = lowered(mod, variable_bounds=bounds, cuda_graph_symbolic_capture_hints=hints)
-    assert [len(names) for names in regions(hinted, "decode")] == [1, 3]
+    assert len(regions(hinted, "decode")) == 1
     made = [call for name, call in calls(hinted["decode"]) if name == ADDRESSES]
     assert all(isinstance(call.args[-1], relax.ShapeExpr) for call in made), (
         "the batch is a key too"
@@ -323,9 +352,9 @@ def machine(mod: ir.IRModule, graphs: Graphs | None = None, **given: Any) -> Any
     with options.target:
         for number, (_, phase, _) in enumerate(PHASES):
             for step in phase(options):
-                mod = step(mod)
-                if number == 5 and step.info.name == "PlanMemory" and graphs:
-                    mod = CaptureCUDAGraphs()(mod)
+                plans = number == 5 and step.info.name == "PlanMemory" and graphs
+                mod = step(KeepResults()(mod) if plans else mod)
+                mod = CaptureCUDAGraphs()(mod) if plans else mod
     built = quick.quickly(mod, tvm.transform.Sequential([]), options.target)
     vm = quick.machine(built)
     if graphs is not None:
@@ -392,30 +421,30 @@ def test_decoding_with_graphs_and_without(graphs: Graphs) -> None:
     mod = decode(TINY, "float32", batch="batch_size")
     machines = [machine(mod, g, **options) for g in (None, graphs)]
     weights = [[tvm.runtime.tensor(w) for w in random_weights(exported, seed)] for seed in range(2)]
-    recorded = []
-    for batch, seed in ((1, 0), (3, 0), (1, 0), (1, 1)):
+    recorded, reach, alive = [], tvm.runtime.ShapeTuple([4]), []
+    for batch, seed in ((1, 0), (3, 0), (1, 1)):
         results = []
         for vm in machines:
             caches = [
                 tvm.runtime.tensor(np.zeros((batch, *map(int, s[1:])), "float32"))
                 for s in exported.cache_shapes
             ]
-            logits = []
-            for position in range(3):
-                ids = tvm.runtime.tensor(np.full((batch, 1), 5 * position + 1, "int32"))
-                shape = tvm.runtime.ShapeTuple([position + 1])
-                logits.append(vm["decode"](ids, shape, caches, weights[seed])[0])
-            results.append([x.numpy() for x in logits])
+            ids = tvm.runtime.tensor(np.full((batch, 1), 7, "int32"))
+            bound = (ids, tvm.runtime.tensor(np.zeros(1, "int32")), reach, caches, weights[seed])
+            alive.append(bound)
+            results.append([vm["decode"](*bound)[0].numpy() for _ in range(4)])
         np.testing.assert_array_equal(*results)
         recorded.append(len(graphs.recorded))
-    assert recorded == [2, 4, 4, 6], "one recording for each batch and each set of weights"
+    assert recorded == [1, 2, 3], "one recording for each set of arguments"
+    assert graphs.replays == 9
 
 
 def test_a_key_is_addresses_and_dims() -> None:
     text = """
     @R.function(pure=False)
     def key(x: R.Tensor((4,), "float32"), s: R.Shape(ndim=2)):
-        k = R.call_packed("relax_fusion_addresses", x, s, ty_args=[R.Shape(ndim=-1)])
+        t = ((x, x), s)
+        k = R.call_packed("relax_fusion_addresses", x, t, s, ty_args=[R.Shape(ndim=-1)])
         return k
 
     @R.function(pure=False)
@@ -427,6 +456,6 @@ def test_a_key_is_addresses_and_dims() -> None:
     vm = quick.machine(quick.quickly(mod))
     x = tvm.runtime.tensor(np.zeros(4, "float32"))
     key = list(vm["key"](x, tvm.runtime.ShapeTuple([3, 2**40])))
-    assert key == [np.from_dlpack(x).ctypes.data, 3, 2**40]
-    with pytest.raises(RuntimeError, match="takes tensors and shapes"):
+    assert key == [*[np.from_dlpack(x).ctypes.data] * 3, *[3, 2**40] * 2]
+    with pytest.raises(RuntimeError, match="takes tensors, shapes, and arrays"):
         vm["wrong"](7)

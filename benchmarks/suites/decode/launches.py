@@ -12,8 +12,8 @@ from relax_fusion import PipelineOptions
 from relax_fusion.matching.pattern import is_call
 from relax_fusion.models import ExportedModel
 from relax_fusion.pipeline import PHASES
-from relax_fusion.transforms.cuda_graph import is_run_or_capture
 from relax_fusion.transforms.modules import KERNELS_ATTR
+from relax_fusion.transforms.whole_graph import is_run_or_capture
 
 
 def launches(exported: ExportedModel, target: tvm.target.Target) -> tuple[int, int]:

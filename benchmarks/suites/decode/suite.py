@@ -1,11 +1,11 @@
 """Seconds a decoded token takes through the VM: CUDA graphs on and off, torch.compile, the floor.
 
-One run on a machine with an NVIDIA GPU.  The model is a LLaMA of few layers with the widths of
-LLaMA-3.1-8B and random weights, which all contenders share, as they do the caches; with
---quantization PyTorch's are what ours decode to.  Every token is at the same position, with a full
-context.  The floor is the bytes of the weights and caches that a token reads, over the bandwidth of
-a copy in the same run.  Before anything is timed, the logits of every contender are compared with
-float32 ones of PyTorch.
+One run on a machine with an NVIDIA GPU.  The model is a LLaMA with random weights, which all
+contenders share, as they do the caches; with --quantization PyTorch's are what ours decode to.
+Every token is at the same position, with a full context: ours counts its place up, and stays at the
+last row of its caches.  The floor is the bytes of the weights and caches that a token reads, over
+the bandwidth of a copy in the same run.  Before anything is timed, the logits of every contender
+are compared with float32 ones of PyTorch.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from relax_fusion.timing import host_and_device
 from relax_fusion.workload.reference import numpy_dtype
 
 CALLS, REPEATS = 20, 9
+MODELS = ("llama-3.1-8b", "llama-3.2-1b")
 TORCH = ("eager", "torch.compile")
 
 
@@ -70,7 +71,9 @@ class Step:
         drawn = (rng.standard_normal(shape, "float32") for shape in shapes)
         stored = numpy_dtype(exported.dtype)
         self.caches = [tvm.runtime.tensor(array.astype(stored), dev) for array in drawn]
-        self.ids = tvm.runtime.tensor(np.arange(args.batch, dtype="int32")[:, None] + 7, dev)
+        self.first = np.arange(args.batch, dtype="int32")[:, None] + 7
+        self.ids = tvm.runtime.tensor(self.first, dev)
+        self.length = tvm.runtime.tensor(np.array([args.context], "int32"), dev)
         self.tokens = torch.from_dlpack(self.ids)
         self.twins = [torch.from_dlpack(t) for t in self.caches]
         self.weights = {
@@ -87,6 +90,11 @@ class Step:
         wide = {name: value.float() for name, value in self.weights.items()}
         caches = [cache.float() for cache in self.twins]
         return Decoder(self.exported.config, wide, caches, self.total)(self.tokens)
+
+    def restart(self) -> None:
+        """Forget what steps of ours have written: tokens, and their place."""
+        self.ids.copyfrom(self.first)
+        self.length.copyfrom(np.array([self.args.context], "int32"))
 
     def contender(self, name: str, sync: Callable[[], Any]) -> Callable[[], Any]:
         """Return the step as a function of nothing, and keep what compiling it took."""
@@ -115,7 +123,7 @@ class Step:
         decode = relax.VirtualMachine(made, tvm.cuda(0))["decode"]
         # Lists are converted once, not in every call
         lists = (tvm_ffi.convert(list(values)) for values in (self.caches, self.params))
-        arguments = self.ids, tvm.runtime.ShapeTuple([self.total]), *lists
+        arguments = self.ids, self.length, tvm.runtime.ShapeTuple([self.total]), *lists
         return lambda: decode(*arguments)[0]
 
 
@@ -125,8 +133,8 @@ def error(got: Any, exact: Any) -> float:
 
 
 def export_model(args: Namespace, layers: int) -> ExportedModel:
-    config = replace(models.zoo_config("llama-3.1-8b"), num_layers=layers, vocab_size=args.vocab)
-    length, stored = args.context + 64, args.quantization or None
+    config = replace(models.zoo_config(args.model), num_layers=layers, vocab_size=args.vocab)
+    length, stored = args.context + 1, args.quantization or None
     dtype = None if stored else "float16"
     made = models.export(
         config, dtype=dtype, max_seq_len=length, batch=args.batch, quantization=stored
@@ -147,28 +155,33 @@ class Decode(Suite):
     """One token, at one position."""
 
     name, device = "bench_decode", "gpu"
-    plain: ClassVar = {"batch": "", "quantization": ""}
-    key = ("batch", "context", "layers", "vocab", "quantization")
+    plain: ClassVar = {"batch": "", "model": MODELS[0], "quantization": ""}
+    key = ("model", "batch", "context", "layers", "vocab", "quantization")
     ours = ("graphs", "no graphs")
     contenders = usual = ("eager", *ours, "torch.compile")
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--layers", type=int, default=4)
+        add("--model", default=MODELS[0], choices=MODELS, help="widths, layers and vocabulary")
+        add("--layers", type=int, help="of the model, all by default")
         add("--batch", type=int, default=1)
         add("--context", type=int, default=1024, help="tokens before this one")
-        add("--vocab", type=int, default=128256)
+        add("--vocab", type=int, help="of the model by default")
         add("--quantization", default="", choices=("", *QUANTIZATIONS), help="of our weights")
         add("--no-compile", action="store_true", help="leave out torch.compile")
 
     @classmethod
     def check(cls, parser: ArgumentParser, args: Namespace) -> None:
+        config = models.zoo_config(args.model)
+        args.layers = config.num_layers if args.layers is None else args.layers
+        args.vocab = config.vocab_size if args.vocab is None else args.vocab
         if args.layers < 2:
             parser.error("--layers must be at least 2: what a layer adds is a difference")
 
     def kind(self) -> Entry:
-        return {"batch": f"batch{self.args.batch}", "quantization": self.args.quantization}
+        of = {"model": self.args.model, "quantization": self.args.quantization}
+        return {"batch": f"batch{self.args.batch}", **of}
 
     def items(self) -> list[Namespace]:
         return [self.args]
@@ -202,6 +215,7 @@ class Decode(Suite):
                 try:
                     calls[name] = step.contender(name, sync)
                     for _ in range(2):  # the second is a replay
+                        step.restart()
                         got = calls[name]()
                         sync()
                     errors[name] = error(self.session.timing.as_torch(got).clone(), exact)
@@ -252,7 +266,7 @@ def report(entry: Entry, record: Entry) -> str:
     stored = f"{name} (PyTorch's weights decoded)" if name else "float16"
     verdict = "\n\n**The error of ours is larger than allowed.**" if entry["wrong"] else ""
     return (
-        f"{record['gpu']}; {entry['layers']} layers of LLaMA-3.1-8B's widths, vocabulary "
+        f"{record['gpu']}; {entry['layers']} layers of {entry['model']}'s widths, vocabulary "
         f"{entry['vocab']}, {stored}, batch {entry['batch']}, context {entry['context']}; median "
         f"of {REPEATS} x {CALLS} tokens, L2 not flushed.\n\n"
         f"{markdown_table(rows)}\n\n"

@@ -29,7 +29,7 @@ from ...report import Report
 from ...report.costs import planned
 from ...report.sizes import sizes_text
 from ...timing import KernelTime, in_turn, kernel_times
-from ...transforms.cuda_graph import RUN_OR_CAPTURE
+from ...transforms.whole_graph import RUN_OR_CAPTURE
 from ...validation import json_text
 from ..compilation import check_unasked, is_compiled
 from ..measure import Turn

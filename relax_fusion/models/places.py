@@ -1,0 +1,160 @@
+"""Where the tokens of a call stand in their sequence: told by the host, or by a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache as cached
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn.core import wrap_nested
+from tvm.script import tirx as T
+
+from .kv_cache import INJECTIVE_OPAQUE, Cache, End, for_sizes
+from .layers import attention, masked_attention, slice_rows
+
+
+@dataclass(frozen=True)
+class Place:
+    """The last tokens of a sequence, whose keys and values are in caches.
+
+    Parameters
+    ----------
+    seq_len : tirx.Expr or int
+        Tokens of the call.
+    total_len : tirx.Var
+        Tokens in the caches after it.
+    length : Tensor, optional
+        Tells how many there were before it, int32 ``[1]``, so that a step that counts it up is
+        followed by the next one without the host.  `total_len` is then at least the one after it,
+        and the call is of one token.
+    """
+
+    seq_len: tirx.Expr | int
+    total_len: tirx.Var
+    length: Tensor | None = None
+
+    @property
+    def end(self) -> End:
+        """Where the tokens' keys and values go."""
+        return self.total_len if self.length is None else self.length
+
+    def rows(self, table: Tensor) -> Tensor:
+        """Return the rows of a table that are for the tokens, ``[seq_len, width]``."""
+        if self.length is None:
+            return slice_rows(table, 0, self.total_len - self.seq_len, self.total_len)
+        row = relax.op.take(table._expr, self.length._expr, axis=0, mode="clip")
+        return wrap_nested(row, "row")
+
+    def attend(
+        self,
+        q: Tensor,
+        cache: Cache,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        """Attend to the tokens up to each one, or the last `window` of them.
+
+        Parameters
+        ----------
+        q : Tensor
+            ``[batch, seq_len, heads, dim]``.
+        cache : Cache
+            After the call's keys and values were written.
+        scale, cap : float
+            Scores are multiplied by the one, and soft-capped by the other if there is one.
+        window : int, optional
+            How many tokens each sees.
+
+        Returns
+        -------
+        Tensor
+            ``[batch, seq_len, heads * dim]``.
+        """
+        k, v = (slice_rows(x, 1, 0, self.total_len) for x in cache)
+        if self.length is None and cap is None:
+            return attention(q, k, v, scale, window=window)
+        return masked_attention(q, k, v, scale, self._seen(window), cap)
+
+    def _seen(self, window: int | None) -> Tensor:
+        """Tell which keys each token sees, boolean ``[seq_len, total_len]``."""
+        keys = relax.op.arange(0, self.total_len, 1, "int64")
+        if self.length is None:
+            first = self.total_len - self.seq_len
+            queries = relax.op.arange(first, self.total_len, 1, "int64")
+        else:
+            queries = relax.op.astype(self.length._expr, "int64")
+        keys, queries = (
+            relax.op.reshape(keys, (1, self.total_len)),
+            relax.op.reshape(queries, (self.seq_len, 1)),
+        )
+        seen = relax.op.less_equal(keys, queries)
+        if window is not None:
+            after = relax.op.subtract(queries, relax.const(window, "int64"))
+            seen = relax.op.logical_and(seen, relax.op.greater(keys, after))
+        return wrap_nested(seen, "seen")
+
+
+def step(run: Callable[..., Any], ids: Tensor, place: Place, caches: list[Tensor]) -> Any:
+    """Run one token of each sequence, and make the tokens that follow those of the next step.
+
+    Parameters
+    ----------
+    run : callable
+        Returns logits ``[batch, 1, vocab]`` and the caches of the three that come next.
+    ids : Tensor
+        int32 ``[batch, 1]``; overwritten by the tokens with the largest logits.
+    place : Place
+        Its length is counted up.
+    caches : list[Tensor]
+        Those of all layers.
+
+    Returns
+    -------
+    tuple
+        The logits, the caches, and `ids` and the length after the step.
+    """
+    logits, caches = run(ids, place, caches)
+    chosen = wrap_nested(relax.op.argmax(logits._expr, axis=-1), "chosen")
+    ids, length = op.tensor_ir_inplace_op(
+        for_sizes(_advance(), chosen),
+        "advance",
+        args=[chosen, place.length, ids, place.length],
+        inplace_indices=[2, 3],
+        out=[ids, place.length],
+    )
+    return logits, caches, ids, length
+
+
+@cached
+def _advance() -> tirx.PrimFunc:
+    """Build the PrimFunc that takes over the tokens that were chosen, and counts.
+
+    The length is passed twice: TVM binds no block to threads that reads what it writes.
+    """
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(
+        chosen_handle: T.handle,
+        length_handle: T.handle,
+        ids_handle: T.handle,
+        counted_handle: T.handle,
+    ) -> None:
+        T.func_attr({"op_pattern": INJECTIVE_OPAQUE})
+        batch = T.int64()
+        chosen = T.match_buffer(chosen_handle, (batch, T.int64(1)), "int64")
+        ids = T.match_buffer(ids_handle, (batch, T.int64(1)), "int32")
+        length = T.match_buffer(length_handle, (1,), "int32")
+        counted = T.match_buffer(counted_handle, (1,), "int32")
+        for i in range(batch + 1):
+            with T.sblock("advance"):
+                b = T.axis.spatial(batch + 1, i)
+                if b < batch:
+                    ids[b, 0] = T.Cast("int32", chosen[b, 0])
+                else:
+                    counted[b - batch] = length[b - batch] + 1
+
+    return func
