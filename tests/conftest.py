@@ -34,13 +34,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     inspect.modulesbyfile[str(Path(xdist.__file__).with_name("remote.py"))] = "xdist"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Share one cache among the workers of a run: they need the same kernels."""
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory that all workers of a run share."""
     root = tmp_path_factory.getbasetemp()
-    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(shared: Path) -> Iterator[None]:
+    """Share one cache among the workers of a run: they need the same kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RELAX_FUSION_CACHE_DIR", str(root / "kernels"))
+        patch.setenv("RELAX_FUSION_CACHE_DIR", str(shared / "kernels"))
         yield
 
 
@@ -64,16 +69,18 @@ def without_cuda_matmul(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def validated() -> Iterator[None]:
     """Have the pipeline check every match, unless a test says otherwise.
 
-    And have it leave CUDA kernels as source, whether NVRTC is here or not.
+    And have it leave CUDA kernels as source, whether NVRTC is here or not, and TVM parse quickly.
     """
     from relax_fusion import pipeline  # not above: the process that starts the workers needs no TVM
+
+    from .support.quick import quick_scripts
 
     make_options = pipeline.make_options
 
     def strict(target: Any, kwargs: dict[str, Any]) -> PipelineOptions:
         return make_options(target, {"validate": "strict", **kwargs})
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, quick_scripts():
         patch.setattr(pipeline, "make_options", strict)
         yield
 

@@ -36,22 +36,15 @@ NEEDED = {
 """What does not run here, by page and by what it needs."""
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels that several pages compile are compiled once."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if base.name.startswith("popen-") else base) / "documented-kernels"
-
-
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=pytest.mark.slow) if NAMES[p] in LONG else p for p in RUNNING],
     ids=NAMES.get,
 )
-def test_a_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
+def test_a_page_runs(page: Path, tmp_path: Path, shared: Path) -> None:
     program = tmp_path / page.with_suffix(".py").name
     program.write_text(program_of(page), encoding="utf-8")
-    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(cache))
+    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
     variables["PYTHONPATH"] += f":{ROOT}"
     if NAMES[page] in TORCH:
         variables["PYTHONPATH"] = str(ROOT)

@@ -24,14 +24,15 @@ CHAIN = Chain(
     "h = R.nn.gelu(R.add(R.matmul(x, W), p)); s = R.sin(h); y = R.matmul(s, V)",
     *("y", {"n": 5}),
 )
+BOUNDS = {"variable_bounds": CHAIN.sizes}
 
 
 def test_in_two_steps_and_in_one() -> None:
     mod, report = module([CHAIN]), Report()
-    parts = relax_fusion.partition(mod, quick_host(), report=report)
+    parts = relax_fusion.partition(mod, quick_host(), report=report, **BOUNDS)
     assert "call_tir" in calls(parts["main"]) and "sin" in calls(parts["main"])
     assert [d.pattern for d in report.fused] != []
-    built = [relax_fusion.build(m, quick_host()) for m in (parts, mod)]
+    built = [relax_fusion.build(m, quick_host(), **BOUNDS) for m in (parts, mod)]
     found = [outputs(machine(b), "main", CHAIN.arrays())[0] for b in built]
     np.testing.assert_array_equal(*found)
 
@@ -39,8 +40,8 @@ def test_in_two_steps_and_in_one() -> None:
 @pytest.mark.parametrize("target", ["llvm", "h200"])
 def test_both_report_the_same_of_what_was_fused(target: str) -> None:
     made = Report(), Report()
-    relax_fusion.partition(module([CHAIN]), target, report=made[0])
-    relax_fusion.build(module([CHAIN]), target, report=made[1])
+    relax_fusion.partition(module([CHAIN]), target, report=made[0], **BOUNDS)
+    relax_fusion.build(module([CHAIN]), target, report=made[1], **BOUNDS)
     decided = (json.loads(r.to_json())["decisions"] for r in made)
     texts = [(d, r.leftovers, r.declined, r.device) for d, r in zip(decided, made, strict=True)]
     assert texts[0] == texts[1] and made[0].decisions

@@ -35,6 +35,7 @@ def value(text: str, words: str) -> float:
     return float(found)
 
 
+@pytest.mark.slow
 def test_as_a_pipeline(tmp_path: Path) -> None:
     text = printed("as_a_pipeline.py", tmp_path, without_torch())
     assert value(text, "chains fused") == 2

@@ -200,7 +200,8 @@ DUMPS = [*(f"debug-phase{i}.py" for i in range(5)), "debug-final.py"]
 def test_dumps_can_be_read_again(tmp_path: Path) -> None:
     """TVM 0.27 cannot parse its own output after phase 5: VM calls print no types of results."""
     for _ in range(2):  # a second run writes over the first
-        compiled(module([BLOCK]), debug_dump=str(tmp_path / "dump"))
+        options = {"debug_dump": str(tmp_path / "dump"), "variable_bounds": BLOCK.sizes}
+        compiled(module([BLOCK]), **options)
     written = sorted(p.name for p in (tmp_path / "dump").iterdir())
     assert written == sorted([*DUMPS, "passes.json", "report.json"])
     report = json.loads((tmp_path / "dump" / "report.json").read_text(encoding="utf-8"))

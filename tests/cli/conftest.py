@@ -1,5 +1,5 @@
 """Fixtures that tests of commands share."""
 
-from ..support.commands import config, quick_to_compile
+from ..support.commands import checkpoint, compiled, config, quick_to_compile
 
-__all__ = ["config", "quick_to_compile"]
+__all__ = ["checkpoint", "compiled", "config", "quick_to_compile"]

@@ -8,56 +8,25 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tvm import relax
-from tvm.target import Target
 
 from relax_fusion import dequantize, models, quantize
-from relax_fusion.cli import build, explain, main, parser
 from relax_fusion.cli import compile as compile_module
+from relax_fusion.cli import explain, main, parser
 from relax_fusion.cli.model_arguments import asked
 from relax_fusion.cli.run import _generate
 from relax_fusion.hardware import target
 from relax_fusion.models import zoo
 from relax_fusion.transforms.whole_graph import RUN_OR_CAPTURE
 
-from ..support.commands import CONFIG, POSITIONS, links, write_json
+from ..support.commands import CONFIG, POSITIONS, checkpoint_tensors, links, short, write_json
 from ..support.processes import without_torch
 from ..support.quick import quick_host
-
-
-def checkpoint_tensors() -> dict[str, np.ndarray]:
-    """Random weights by the names that Hugging Face gives them."""
-    rng = np.random.default_rng(7)
-    shapes = {"model.embed_tokens": (96, 64), "lm_head": (96, 64)}
-    tensors = {"model.norm.weight": np.ones(64, "float32")}
-    for layer in range(2):
-        prefix = f"model.layers.{layer}"
-        shapes |= {
-            f"{prefix}.self_attn.q_proj": (64, 64),
-            f"{prefix}.self_attn.k_proj": (32, 64),
-            f"{prefix}.self_attn.v_proj": (32, 64),
-            f"{prefix}.self_attn.o_proj": (64, 64),
-            f"{prefix}.mlp.gate_proj": (128, 64),
-            f"{prefix}.mlp.up_proj": (128, 64),
-            f"{prefix}.mlp.down_proj": (64, 128),
-        }
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}.{norm}.weight"] = np.ones(64, "float32")
-    for name, shape in shapes.items():
-        tensors[f"{name}.weight"] = rng.standard_normal(shape, dtype="float32") * 0.1
-    return tensors
-
-
-def short(exported: models.ExportedModel, target: Target, **options: Any) -> relax.VMExecutable:
-    """Do what the command does, for prompts that have kernels of two ranges of rows."""
-    return build.build(exported, target, variable_bounds={"seq_len": POSITIONS}, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,30 +35,6 @@ def short_prompts(quick_to_compile):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_module, "build", short)
         yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    """A Hugging Face directory with a word tokenizer: ``w5`` is token 5."""
-    from tokenizers import Tokenizer, pre_tokenizers
-    from tokenizers import models as kinds
-
-    path = tmp_path_factory.mktemp("hf")
-    write_json(path / "config.json", CONFIG)
-    save_file(checkpoint_tensors(), path / "model.safetensors")
-    words = {f"w{i}": i for i in range(96)}
-    tokenizer = Tokenizer(kinds.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
-
-
-@pytest.fixture(scope="module")
-def compiled(checkpoint, tmp_path_factory) -> Path:
-    """What ``compile`` makes of the checkpoint."""
-    out = tmp_path_factory.mktemp("out") / "tiny"
-    assert main(["compile", str(checkpoint), "-o", str(out), "-q"]) == 0
-    return out
 
 
 @pytest.fixture
@@ -426,13 +371,13 @@ def test_a_missing_compiler_is_named_before_anything_is_compiled(tmp_path, monke
 # --- the process ---------------------------------------------------------------------
 
 
-def test_the_process_prints_results_to_stdout_only():
-    command = [sys.executable, "-m", "relax_fusion_command", "explain", "demo-gpt2", "--json"]
+def test_the_process_prints_results_to_stdout_only(config):
+    command = [sys.executable, "-m", "relax_fusion_command", "explain", config, "--json"]
     done = subprocess.run(
         command, env=without_torch(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["source"] == "demo-gpt2"
+    assert json.loads(done.stdout)["source"] == Path(config).parent.name
     assert "looking for chains" in done.stderr
 
 

@@ -64,8 +64,8 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert "Triton" in rules.values() and "" not in rules.values()
 
 
-def test_explain_is_narrow_ends_with_sums_and_tells_all_if_asked(capsys):
-    given = ["explain", "demo-gpt2", "--max-seq-len", "64", "--target", "h200", "-q"]
+def test_explain_is_narrow_ends_with_sums_and_tells_all_if_asked(config, capsys):
+    given = ["explain", config, "--target", "h200", "-q"]
     given += ["--always-fuse", "--dtype", "float32"]
     assert main([*given, "--coverage"]) == 0
     text = capsys.readouterr().out

@@ -39,7 +39,7 @@ BERT = BertConfig(
 )
 
 
-@pytest.mark.parametrize("config", [LLAMA, GPT2, BERT], ids=lambda c: c.family)
+@pytest.mark.parametrize("config", sampled([LLAMA, GPT2, BERT]), ids=lambda c: c.family)
 @pytest.mark.parametrize("target", sampled(["h200", "llvm"]))
 def test_every_match_is_checked(config: LlamaConfig, target: str) -> None:
     report = Report()

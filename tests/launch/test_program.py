@@ -54,7 +54,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pipeline = relax.get_pipeline("relax_fusion", target=quick_host())
+    pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), variable_bounds={"rows": 5})
     path = tmp_path_factory.mktemp("library") / "lib.so"
     quickly(FFN, pipeline).export_library(str(path), options=LIBRARIES)
     return path

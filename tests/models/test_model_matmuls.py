@@ -91,7 +91,7 @@ MODELS = (
 
 @pytest.mark.parametrize(
     ("name", "batch", "dtype"),
-    sampled(((*case, d) for case, d in zip(MODELS, itertools.cycle(("float16", "bfloat16")))), 3),
+    sampled(((*case, d) for case, d in zip(MODELS, itertools.cycle(("float16", "bfloat16")))), 5),
 )
 def test_no_matmul_of_a_model_is_a_scalar_loop(name: str, batch: int | str, dtype: str) -> None:
     config = replace(zoo_config(name), num_layers=1)

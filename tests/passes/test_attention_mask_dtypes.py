@@ -187,7 +187,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", quick_if(lambda c: str(c) != "float16 is rounded", CASES), ids=str)
+@pytest.mark.parametrize("case", quick_if(lambda c: "float16" not in str(c)[:7], CASES), ids=str)
 def test_reads(case: Case) -> None:
     q, kv = (f"[1,1,{n},8]" for n in (case.q_len, case.kv_len))
     low = const(float("-inf"))

@@ -83,7 +83,8 @@ def test_numbers_of_packed_weights(name: str) -> None:
     words = layer.packed(n, k)
     add_function(bb, "main", layer, lambda: [projected(layer, x, words, n, k)])
     report = Report()
-    pipeline = relax.get_pipeline("relax_fusion", target="llvm", report=report, always_fuse=True)
+    options = {"report": report, "always_fuse": True, "variable_bounds": {"b": rows}}
+    pipeline = relax.get_pipeline("relax_fusion", target="llvm", **options)
     vm = machine(quickly(bb.get(), pipeline))
     layout = "NN" if form.layout == "kn" else "NT"
     assert [d.spelling for d in report.fused] == [f"matmul {layout} packed"]

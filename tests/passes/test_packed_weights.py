@@ -88,9 +88,8 @@ def test_kernels_read_words(name: str) -> None:
 @pytest.mark.parametrize("name", sampled(READ, 2))
 def test_numbers(name: str) -> None:
     mod = ffn(name, tirx.Var("n", "int64"))
-    pipeline = relax.get_pipeline(
-        "relax_fusion", target="llvm", validate="strict", always_fuse=True
-    )
+    options = {"validate": "strict", "always_fuse": True, "variable_bounds": {"n": ROWS}}
+    pipeline = relax.get_pipeline("relax_fusion", target="llvm", **options)
     run = machine(quickly(mod, pipeline))["main"]
     for rows in (1, ROWS):
         arrays = [

@@ -20,24 +20,19 @@ from ..support.commands import links, write_json
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
-SHORT = ["--max-seq-len", "8"]
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[tuple[str, ...], str]:
-    return {}
+KNOWN: dict[tuple[str, ...], str] = {}
 
 
 @pytest.fixture
-def explained(config, known, tmp_path: Path, capsys) -> Callable[..., str]:
+def explained(config, tmp_path: Path, capsys) -> Callable[..., str]:
     """Return what writes the report of ``explain``, and its file."""
 
     def explain(name: str, *options: str) -> str:
-        if options not in known:
+        if options not in KNOWN:
             capsys.readouterr()
-            assert main(["explain", config, *SHORT, *options, "--json", "-q"]) == 0
-            known[options] = capsys.readouterr().out
-        (tmp_path / name).write_text(known[options])
+            assert main(["explain", config, "--max-seq-len", "8", *options, "--json", "-q"]) == 0
+            KNOWN[options] = capsys.readouterr().out
+        (tmp_path / name).write_text(KNOWN[options])
         return str(tmp_path / name)
 
     return explain
@@ -167,10 +162,8 @@ def test_kernels_are_the_same_whose_code_is_whatever_they_are_called(
 
 
 @links
-def test_directories(config, tmp_path: Path, diff, capsys) -> None:
-    a, b = (tmp_path / name for name in "ab")
-    assert main(["compile", config, *SHORT, "-o", str(a), "-q"]) == 0
-    shutil.copytree(a, b)
+def test_directories(compiled, tmp_path: Path, diff, capsys) -> None:
+    a, b = (shutil.copytree(compiled, tmp_path / name) for name in "ab")
     assert diff(str(a), str(b / "manifest.json"), 0)["equal"]
     manifest = json.loads((b / "manifest.json").read_text())
     size = manifest["files"]["lib.so"]["bytes"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import tvm
 from tvm import relax, tirx
+from tvm.script.parser.core import doc, evaluator
 from tvm.target import Target
 
 from relax_fusion.hardware.target import host_target
@@ -51,6 +54,31 @@ def quickly(
     """Compile for this machine in little time."""
     with quick_passes():
         return tvm.compile(mod, target=target or quick_host(), relax_pipeline=relax_pipeline)
+
+
+@contextmanager
+def quick_scripts() -> Iterator[None]:
+    """Parse TVMScript without compiling each attribute and call by itself, a third of the time."""
+    by_python, call = evaluator._eval_expr, compile("__call__()", "<ast>", "eval")
+
+    def evaluated(node: doc.expr, names: dict[str, Any]) -> Any:
+        def of(part: doc.expr) -> Any:
+            if type(part) is doc.Name and part.id in names:
+                return names[part.id]
+            return part.value if type(part) is doc.Constant else by_python(part, names)
+
+        if type(node) is doc.Attribute:
+            return getattr(of(node.value), node.attr)
+        unpacks = type(node) is doc.Call and any(k.arg is None for k in node.keywords)
+        if type(node) is not doc.Call or unpacks or doc.Starred in map(type, node.args):
+            return of(node)
+        given = map(of, node.args), {k.arg: of(k.value) for k in node.keywords}
+        names["__call__"] = partial(of(node.func), *given[0], **given[1])
+        return eval(call, names)  # macros look for the parser among the globals of their callers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluator, "_eval_expr", evaluated)
+        yield
 
 
 LIBRARIES = ["-nostdlib", "-lm", "-lgcc"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,10 +90,19 @@ DAMAGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """Return files that were written once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAX_FUSION_CACHE_DIR", str(made := tmp_path_factory.mktemp("sound")))
+        called()
+    return made / "torch"
+
+
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_told_and_made_again(name, folder, caplog):
+def test_a_damaged_file_is_told_and_made_again(name, sound, folder, caplog):
     suffix, damage = DAMAGE[name]
-    called()
+    shutil.copytree(sound, folder)
     (file,) = folder.glob(f"*.{suffix}")
     damage(file)
     caplog.clear()
@@ -105,8 +115,8 @@ def test_a_damaged_file_is_told_and_made_again(name, folder, caplog):
     assert "taken from the cache" in caplog.text
 
 
-def test_code_that_is_gone_is_made_again(folder, caplog):
-    called()
+def test_code_that_is_gone_is_made_again(sound, folder, caplog):
+    shutil.copytree(sound, folder)
     for file in folder.glob("*.so"):
         file.unlink()
     caplog.clear()
@@ -119,8 +129,8 @@ def test_llvm_writes_code_once(monkeypatch):
     called()
 
 
-def test_what_is_in_the_cache_needs_no_compiler(caplog, monkeypatch):
-    called()
+def test_what_is_in_the_cache_needs_no_compiler(sound, folder, caplog, monkeypatch):
+    shutil.copytree(sound, folder)
     monkeypatch.setattr(pieces, "compile_pieces", None)
     called()
     assert "taken from the cache" in caplog.text
@@ -137,8 +147,8 @@ print("tvm" in sys.modules)
 """
 
 
-def test_another_process_imports_no_compiler_and_logs_as_pytorch_does():
-    called()
+def test_another_process_imports_no_compiler_and_logs_as_pytorch_does(sound, folder):
+    shutil.copytree(sound, folder)
     env = os.environ | {"TORCH_LOGS": "+relax_fusion.torch"}
     done = subprocess.run([sys.executable, "-c", SECOND], env=env, capture_output=True, text=True)
     assert "taken from the cache" in done.stderr and done.stdout == "False\n", done.stderr

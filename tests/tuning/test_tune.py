@@ -385,7 +385,7 @@ def test_shortlists_begin_with_the_plan_of_the_best_price() -> None:
 
 
 def test_reports_tell_times_of_every_range() -> None:
-    work = attention(*map(DynamicDim, ("batch", "q_len", "kv_len")))
+    work = attention(2, *map(DynamicDim, ("q_len", "kv_len")))
     times = {s: {c.plans[0]: 1e-3} for c in shortlist(work, GPU, "tir", 2) for s in c.sizes}
     measured = Measured("", {workload_key(json.loads(to_json(work))): times})
     choice = choose(work, GPU, always=True, measured=measured, backend="tir")
