@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 78_957, 450
+LIBRARY = 78_983, 450
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 59_503
+TESTS = 59_515
 """The most lines of Python in ``tests/``."""
 
 

@@ -17,7 +17,7 @@ from ..errors import PipelineError, RelaxFusionError, TargetError, warn
 from ..frontends.promotion import written_out
 from ..validation import reason
 from .check import Checked
-from .decompositions import decompositions
+from .decompositions import decompositions, repeat_pixels
 from .fingerprint import fingerprint
 from .library_cache import LibraryCache
 from .messages import LOG, Told, check_strict
@@ -62,6 +62,7 @@ def relax_fusion(
         text = f"relax_fusion: a graph needs gradients and runs in PyTorch; {within}"
         warn(text)
         return module.forward
+    repeat_pixels(module)
     compiler = aot_autograd(
         fw_compiler=lambda graph, inputs: _without_modes(graph, inputs, options),
         decompositions=decompositions(),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
-from torch.nn.functional import gelu, layer_norm, linear, relu, softmax
+from torch._prims_common import suggest_memory_format
+from torch.fx import GraphModule
+from torch.nn.functional import gelu, interpolate, layer_norm, linear, relu, softmax
 
 from ..frontends.promotion import DECOMPOSED
 
@@ -27,6 +30,28 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     }
     table = {**torch.export.default_decompositions(), **DECOMPOSED, **own}
     return {op: how for op, how in table.items() if op not in _WHOLE}
+
+
+def repeat_pixels(module: GraphModule) -> None:
+    """Let an image that Dynamo's graph enlarges by a power of two repeat its pixels.
+
+    PyTorch computes their indices from the sizes, of which symbolic ones have no form in Relax.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=interpolate):
+        given = signature(interpolate).bind(*node.args, **node.kwargs).arguments
+        nearest = given.get("mode", "nearest") == "nearest" and given.get("size") is None
+        fits = nearest and given["input"].meta["example_value"].dim() == 4
+        if fits and given.get("scale_factor") in (2, 4, 8):
+            node.target, node.kwargs = _repeated, {}
+            node.args = (given["input"], int(given["scale_factor"]))
+    module.recompile()
+
+
+def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    *lead, height, width = x.shape
+    made = x[..., None, :, None].expand(*lead, height, times, width, times)
+    made = made.reshape(*lead, height * times, width * times)
+    return made.contiguous(memory_format=suggest_memory_format(x))
 
 
 def _encoder_layer(x: torch.Tensor, *args: Any) -> torch.Tensor:

@@ -130,6 +130,19 @@ def test_a_part_of_a_table_has_a_known_size(capfd):
     assert "segfaults" not in capfd.readouterr().err  # TVM says so of places of unknown axes
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_an_image_of_symbolic_sizes_is_enlarged(layout):
+    def function(x):
+        return torch.relu(torch.nn.functional.interpolate(x * 2, scale_factor=2.0)) + 1
+
+    fast = torch.compile(function, backend="relax_fusion", dynamic=True, options={"strict": True})
+    for n in (3, 5):
+        x = torch.randn(2, 3, n, n + 1).to(memory_format=layout)
+        found, expected = fast(x), function(x)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
 WRITES = {
     "a row": lambda x, y: (x[1].copy_(y[0]), x.sum())[1],
     "all": lambda x, y: (x.add_(y), x * 2)[1],
