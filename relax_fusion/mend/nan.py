@@ -16,8 +16,13 @@ from typing import Any
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
+from ..matching.shapes import shape_of
+
 REDUCTION = 3
 """TVM's kind of an operator that is computed together with what it reads."""
+
+LONG, FEW, MOST_PARTS = 8192, 64, 512
+"""An axis of so many elements is searched in parts, of so few rows, in as many parts at most."""
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -214,18 +219,60 @@ def _reduced(largest: bool, bb: relax.BlockBuilder, call: relax.Call) -> relax.E
 
 
 def _place(largest: bool, bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Legalise where the largest, or the smallest, element is; TVM's may be -1 for integers."""
-    axis, keepdims = call.attrs.axis, call.attrs.keepdims
-    find = topi.argmax if largest else topi.argmin
+    """Legalise where the largest, or the smallest, element is; TVM's may be -1 for integers.
 
-    def place(x: te.Tensor) -> te.Tensor:
-        if not x.shape:
-            return topi.full((), "int64", 0)
-        found = find(keys_of(x, largest), axis, keepdims)
+    A long axis of few rows, such as a vocabulary, is searched in parts, or one block of a GPU would
+    read all of it.
+    """
+    x, axis, keepdims = call.args[0], call.attrs.axis, call.attrs.keepdims
+    find = topi.argmax if largest else topi.argmin
+    name = call.op.name.rsplit(".", 1)[-1]
+    parts, size = _parts_of(x, axis)
+
+    def place(keys: te.Tensor, axis: Any, keepdims: bool) -> te.Tensor:
+        found = find(keys, axis, keepdims)
         zero = tirx.const(0, str(found.dtype))
         return te.compute(found.shape, lambda *at: tirx.max(found(*at), zero), "place")
 
-    return bb.call_te(place, call.args[0], primfunc_name_hint=call.op.name.rsplit(".", 1)[-1])
+    def whole(x: te.Tensor) -> te.Tensor:
+        if not x.shape:
+            return topi.full((), "int64", 0)
+        return place(keys_of(x, largest), axis, keepdims)
+
+    def of_parts(x: te.Tensor) -> te.Tensor:
+        def key(*at: tirx.Expr) -> tirx.Expr:
+            *row, part, i = at
+            return _key(x(*row, part * size + i), largest)
+
+        sizes = (tirx.IntImm("int64", n) for n in (parts, size))
+        return place(te.compute([*x.shape[:-1], *sizes], key, "keys"), -1, False)
+
+    def of_best(x: te.Tensor, best: te.Tensor) -> te.Tensor:
+        def key(*at: tirx.Expr) -> tirx.Expr:
+            return _key(x(*at[:-1], at[-1] * size + best(*at)), largest)
+
+        def element(*at: tirx.Expr) -> tirx.Expr:
+            return part(*at) * size + best(*at[: len(x.shape) - 1], part(*at))
+
+        part = place(te.compute(best.shape, key, "keys"), -1, keepdims)
+        return te.compute(part.shape, element, "element")
+
+    if parts == 1:
+        return bb.call_te(whole, x, primfunc_name_hint=name)
+    best = bb.emit(bb.call_te(of_parts, x, primfunc_name_hint=f"{name}_of_parts"))
+    return bb.call_te(of_best, x, best, primfunc_name_hint=name)
+
+
+def _parts_of(x: relax.Expr, axis: Any) -> tuple[int, int]:
+    """Return in how many parts an axis is searched, and their size."""
+    shape = [int(n) for n in shape_of(x) or () if isinstance(n, tirx.IntImm)]
+    if axis is None or len(shape) != x.ty.ndim or int(axis) % x.ty.ndim != x.ty.ndim - 1:
+        return 1, 0
+    *rows, n = shape
+    if n < LONG or math.prod(rows) > FEW:
+        return 1, n
+    parts = next(parts for parts in range(MOST_PARTS, 0, -1) if n % parts == 0)
+    return parts, n // parts
 
 
 def _pooled(pool: Callable[..., te.Tensor], bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
