@@ -83,7 +83,8 @@ class ExportedModel:
         are then overwritten by it.
 
         An encoder has ``encode(input_ids, token_type_ids, attention_mask, params)`` that returns
-        float32 ``[batch, seq_len, vocab]``.
+        float32 ``[batch, seq_len, vocab]``.  Where both sizes are static and every call takes the
+        same memory, a GPU replays one graph, and a result is overwritten by the next.
     params : tuple[ParamSpec, ...]
         The parameters, in the order of the tuple ``params``.
     config : Config
@@ -100,6 +101,8 @@ class ExportedModel:
         The batch size, or the name of the symbolic dimension.
     quantization : str, optional
         How the weights of projections and embeddings are stored.
+    seq_len : int, optional
+        How many tokens every call of an encoder takes; any number up to `max_seq_len` by default.
     """
 
     mod: IRModule
@@ -111,6 +114,7 @@ class ExportedModel:
     max_seq_len: int
     batch: int | str
     quantization: str | None = None
+    seq_len: int | None = None
 
 
 def export(
@@ -120,6 +124,7 @@ def export(
     max_seq_len: int | None = None,
     batch: int | str = 1,
     quantization: str | None = None,
+    seq_len: int | None = None,
 ) -> ExportedModel:
     """Build the Relax module of a configuration; no weight is allocated.
 
@@ -137,6 +142,9 @@ def export(
     quantization : str, optional
         How projections and embeddings store their weights: a name of
         `relax_fusion.QUANTIZATIONS`, such as ``"q4f16_1"``.
+    seq_len : int, optional
+        How many tokens every call of an encoder takes, which makes one CUDA graph of it where
+        `batch` is static; any number by default.  Decoders take none.
 
     Raises
     ------
@@ -145,23 +153,26 @@ def export(
     """
     if max_seq_len is None and isinstance(config, Config):
         max_seq_len = config.max_position
-    max_seq_len, batch = plain(max_seq_len), plain(batch)
+    max_seq_len, batch, seq_len = plain(max_seq_len), plain(batch), plain(seq_len)
     stored = None if quantization is None else _quantization(quantization, dtype)
     if dtype is None:
         dtype = stored.dtype if stored else "float32"
     _check_arguments(config, dtype, max_seq_len, batch)
     family, cls = _FAMILIES[config.family]
     caches = _cache_shapes(config, max_seq_len, batch)
-    specs = _decoder_specs(caches, dtype, batch) if caches else _encoder_specs(batch)
+    if seq_len is not None:
+        _check_length(seq_len, 0 if caches else max_seq_len)
+    length = LENGTH if seq_len is None else seq_len
+    specs = _decoder_specs(caches, dtype, batch) if caches else _encoder_specs(batch, length)
     model = cls(config, max_seq_len, dtype)
     mod, named = (quantized(model, stored) if stored else model).export_tvm(specs)
-    if caches:
-        steps = {BOUND_ATTR: True, UPPER: {TOTAL: max_seq_len}, HINTS_ATTR: [TOTAL]}
-        mod["decode"] = mod["decode"].with_attrs(steps)
+    bound = {UPPER: {TOTAL: max_seq_len}, HINTS_ATTR: [TOTAL]} if caches else {}
+    name = "decode" if caches else "encode"
+    mod[name] = mod[name].with_attrs({BOUND_ATTR: True, **bound})
     recipes = family.recipes(config, max_seq_len)
     params = tuple(_param_spec(name, param, recipes) for name, param in named)
     sizes = (caches, max_seq_len, batch)
-    return ExportedModel(mod, params, config, dtype, tuple(specs), *sizes, quantization)
+    return ExportedModel(mod, params, config, dtype, tuple(specs), *sizes, quantization, seq_len)
 
 
 def _param_spec(name: str, param: nn.Parameter, recipes: Mapping[str, Recipe]) -> ParamSpec:
@@ -211,6 +222,14 @@ def _check_arguments(config: Config, dtype: str, max_seq_len: int, batch: int | 
         )
 
 
+def _check_length(seq_len: int, most: int) -> None:
+    """Refuse a static length that an encoder cannot have; `most` is 0 for a decoder."""
+    if most == 0:
+        raise ConfigError(f"seq_len is {shown(seq_len)}; a decoder takes prompts of any length")
+    if type(seq_len) is not int or not 1 <= seq_len <= most:
+        raise ConfigError(f"seq_len is {shown(seq_len)}; must be an integer between 1 and {most}")
+
+
 def _cache_shapes(
     config: Config, max_seq_len: int, batch: int | str
 ) -> tuple[tuple[int | str, ...], ...]:
@@ -231,7 +250,7 @@ def _decoder_specs(caches: tuple[Any, ...], dtype: str, batch: int | str) -> dic
     return {"prefill": tokens[LENGTH] | others, "decode": tokens[1] | length | others}
 
 
-def _encoder_specs(batch: int | str) -> dict[str, Any]:
+def _encoder_specs(batch: int | str, length: int | str) -> dict[str, Any]:
     names = ("input_ids", "token_type_ids", "attention_mask")
-    inputs = {name: spec.Tensor([batch, LENGTH], "int32") for name in names}
+    inputs = {name: spec.Tensor([batch, length], "int32") for name in names}
     return {"encode": inputs | {"$": {"param_mode": "packed", "effect_mode": "none"}}}

@@ -220,6 +220,7 @@ class Encoder(Runner):
             raise ModelError("this model is a decoder; run it with Generator, not Encoder")
         self._config = exported.config
         super().__init__(compiled, exported, weights, device)
+        self._inputs: list[tvm.runtime.Tensor] = []
 
     def encode(
         self, ids: Any, token_type_ids: Any = None, attention_mask: Any = None
@@ -248,6 +249,10 @@ class Encoder(Runner):
             raise ContextOverflowError(
                 f"{tokens.shape[1]} tokens are more than max_seq_len={self.exported.max_seq_len}"
             )
+        if self.exported.seq_len not in (None, tokens.shape[1]):
+            raise InputError(
+                f"the model was exported for {self.exported.seq_len} tokens, got {tokens.shape[1]}"
+            )
         types = np.zeros_like(tokens) if token_type_ids is None else token_type_ids
         types = self._tokens(types, "token_type_ids", self._config.type_vocab_size)
         mask = np.ones_like(tokens) if attention_mask is None else attention_mask
@@ -258,5 +263,9 @@ class Encoder(Runner):
                     f"{name} has shape {list(value.shape)}, the token ids {list(tokens.shape)}"
                 )
         use_all_cores()
-        inputs = [self._put(value) for value in (tokens, types, mask)]
-        return self.machine["encode"](*inputs, self._params).numpy()
+        # In the same memory as before where the size is, for which a graph is captured
+        if not self._inputs or tuple(self._inputs[0].shape) != tokens.shape:
+            self._inputs = [self._put(value) for value in (tokens, types, mask)]
+        for kept, value in zip(self._inputs, (tokens, types, mask), strict=True):
+            kept.copyfrom(value)
+        return self.machine["encode"](*self._inputs, self._params).numpy()

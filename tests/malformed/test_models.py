@@ -57,12 +57,15 @@ def test_configurations_that_are_none(data: object) -> None:
         *({"batch": v} for v in ("seq_len", "total_len")),
         *({"max_seq_len": v} for v in (0, "64", 1.5, True, HUGE, 2**31, 2**30)),
         *({"dtype": v} for v in ("int8", 3, ["float32"], np.array(["float32", "x"]))),
+        {"seq_len": 4},
+        *({"model": "bert-base", "seq_len": v} for v in (0, 513, "4", 1.5, True)),
     ],
     ids=shown,
 )
 def test_exports(options: dict[str, Any]) -> None:
+    name = options.pop("model", "demo-gpt2")
     with pytest.raises(ModelError) as caught:
-        export(zoo_config("demo-gpt2"), **options)
+        export(zoo_config(name), **options)
     assert_one_line(caught.value)
 
 

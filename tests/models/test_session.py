@@ -32,6 +32,25 @@ def generator(monkeypatch: pytest.MonkeyPatch, logit: float = 0.0, **options: An
     return Generator(None, EXPORTED, options.pop("weights", WEIGHTS), **options)
 
 
+def test_an_encoder_of_one_length_is_given_the_same_memory(monkeypatch) -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = {"model_type": "bert", **sizes, "intermediate_size": 4, "max_position_embeddings": 8}
+    exported, given = export(config_from_dict(config), seq_len=3), []
+
+    def encode(*args: Any) -> tvm.runtime.Tensor:
+        given.append([(x.numpy().tolist(), np.from_dlpack(x).ctypes.data) for x in args[:3]])
+        return args[0]
+
+    monkeypatch.setattr(runner.relax, "VirtualMachine", lambda *_: {"encode": encode})
+    encoder = Encoder(None, exported, random_weights(exported))
+    for ids in ([1, 2, 3], [4, 5, 6]):
+        assert encoder.encode(ids).tolist() == [ids]
+    first, second = ([address for _, address in call] for call in given)
+    assert first == second
+    with pytest.raises(InputError, match="was exported for 3 tokens, got 2"):
+        encoder.encode([1, 2])
+
+
 @pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_no_numbers_warn(monkeypatch, logit: float) -> None:
     with pytest.warns(NotFiniteWarning, match="logits hold NaN or infinities"):

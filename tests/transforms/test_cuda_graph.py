@@ -150,6 +150,15 @@ def test_a_step_is_one_graph() -> None:
     assert not [v for v in taken if isinstance(v, relax.TupleGetItem) and "packed" in str(v)]
 
 
+@pytest.mark.parametrize("length", [8, None])
+def test_an_encoder_of_static_sizes_is_one_graph(length: int | None) -> None:
+    config = replace(zoo_config("bert-base"), num_layers=1, hidden_size=64, num_heads=2)
+    mod = lowered(export(config, dtype="float16", max_seq_len=16, seq_len=length).mod)
+    whole = names_called(mod["encode"]) == [ADDRESSES, "vm.builtin.copy"]
+    assert whole == (length is not None)
+    assert len(regions(mod, "encode")) == int(whole)
+
+
 def test_a_decoders_projections_between_two_attentions_are_one_graph() -> None:
     mod = lowered(unbound(export(TWO_LAYERS, dtype="float16", max_seq_len=32).mod))
     found = [kinds(names) for names in regions(mod, "decode")]
