@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 79_058, 450
+LIBRARY = 79_061, 450
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 59_575
+TESTS = 59_579
 """The most lines of Python in ``tests/``."""
 
 

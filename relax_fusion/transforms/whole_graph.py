@@ -50,6 +50,8 @@ def _bound(mod: ir.IRModule) -> dict[ir.GlobalVar, relax.Function]:
 
 
 def _kept(func: relax.Function) -> relax.Function:
+    if not func.body.blocks:
+        return func
     *blocks, last = func.body.blocks
     *bindings, result = last.bindings
     values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
@@ -105,14 +107,15 @@ def with_whole_tuples(mod: ir.IRModule) -> ir.IRModule:
         bindings = [b for block in func.body.blocks for b in block.bindings]
         parts = {b.var: b.value for b in bindings if isinstance(b.value, relax.TupleGetItem)}
         parts = {var: part for var, part in parts.items() if part.tuple_value in func.params}
-        for i, binding in enumerate(bindings):
-            if is_run_or_capture(binding.value):
-                region = binding.value.args[1].fields[0]
-                call, updated[region] = _with_tuples(binding.value, mod[region], parts)
-                bindings[i] = relax.VarBinding(binding.var, call)
+        replays = [i for i, b in enumerate(bindings) if is_run_or_capture(b.value)]
+        for i in replays:
+            var, call = bindings[i].var, bindings[i].value
+            region = call.args[1].fields[0]
+            call, updated[region] = _with_tuples(call, mod[region], parts)
+            bindings[i] = relax.VarBinding(var, call)
         read = {v for b in bindings for v in free_vars(b.value)} | {*free_vars(func.body.body)}
         block = relax.BindingBlock([b for b in bindings if b.var in read or b.var not in parts])
-        if len(block.bindings) < len(bindings):
+        if replays:
             body = relax.SeqExpr([block], func.body.body)
             updated[gvar] = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
     return relax.transform.Normalize()(with_functions(mod, updated)) if updated else mod

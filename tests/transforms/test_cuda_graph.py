@@ -386,16 +386,18 @@ def test_inputs_and_weights_at_other_addresses(graphs: Graphs) -> None:
         np.testing.assert_array_equal(result.numpy(), np.full(8, expected, "float32"))
 
 
-def test_weights_in_a_tuple_at_other_addresses(graphs: Graphs) -> None:
-    """TVM hands a tuple to what is recorded as a whole, which takes its fields."""
+@pytest.mark.parametrize("outside", [False, True])
+def test_weights_in_a_tuple_at_other_addresses(graphs: Graphs, outside: bool) -> None:
+    """What is recorded gets a tuple as a whole, and takes its fields, as others may, too."""
     text = HEADER + STEPS
-    text += """
+    last = "(x, b)" if not outside else "(x, w)"
+    text += f"""
     @R.function
     def main(
         x: R.Tensor((8,), "float32"),
         p: R.Tuple(R.Tensor((8,), "float32"), R.Tuple(R.Tensor((8,), "float32"))),
     ):
-        R.func_attr({"num_input": 1})
+        R.func_attr({{"num_input": 1}})
         cls = Module
         with R.dataflow():
             w = p[0]
@@ -403,7 +405,8 @@ def test_weights_in_a_tuple_at_other_addresses(graphs: Graphs) -> None:
             q = p[1]
             v = q[0]
             b = R.call_tir(cls.add, (a, v), out_ty=R.Tensor((8,), "float32"))
-            y = R.call_tir(cls.add, (x, b), out_ty=R.Tensor((8,), "float32"))
+            c = R.call_tir(cls.add, {last}, out_ty=R.Tensor((8,), "float32"))
+            y = R.call_tir(cls.add, (c, b), out_ty=R.Tensor((8,), "float32"))
             R.output(y)
         return y
 """
@@ -411,7 +414,8 @@ def test_weights_in_a_tuple_at_other_addresses(graphs: Graphs) -> None:
     weights = [tensor(10), tensor(20), tensor(40)]
     for w, v in ((0, 1), (0, 2), (1, 2), (0, 1)):
         y = main(tensor(1), [weights[w], [weights[v]]]).numpy()[0]
-        assert y == 2 + weights[w].numpy()[0] + weights[v].numpy()[0]
+        first, both = (sum(weights[i].numpy()[0] for i in which) for which in ([w], [w, v]))
+        assert y == 2 + both + (first if outside else both + 1)
     assert len(graphs.recorded) == 3 and graphs.replays == 1
 
 
