@@ -15,13 +15,13 @@ from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
 from tvm.script import tirx as T
 
+from ..transforms.modules import APPEND_ATTR, OPAQUE
+
 Cache: TypeAlias = tuple[Tensor, Tensor]
 """Keys and values, each ``[batch, max_seq_len, kv_heads, head_dim]``."""
 
 End: TypeAlias = tirx.Var | Tensor
 """The tokens in a cache after a call, int64; or a tensor with those before it, int32 ``[1]``."""
-
-INJECTIVE_OPAQUE = 8  # relax OpPatternKind.kOpaque: writes into arguments must not be fused away
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,8 @@ def kv_write(
         values_handle: T.handle,
         end: T.handle if counted else T.int64,  # type: ignore[valid-type]
     ):
-        T.func_attr({"op_pattern": INJECTIVE_OPAQUE, "tirx.noalias": True})
-        batch = T.int64()
-        seq_len = T.int64()
+        T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
+        batch, seq_len = T.int64(), T.int64()
         k = T.match_buffer(k_handle, (batch, seq_len, hkv, width), dtype)
         v = T.match_buffer(v_handle, (batch, seq_len, hkv, width), dtype)
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, width), dtype)
@@ -123,7 +122,7 @@ def kv_write(
                 keys[b, first + s, h, d] = k[b, s, h, d]
                 values[b, first + s, h, d] = v[b, s, h, d]
 
-    return func
+    return func.with_attr(APPEND_ATTR, {"keys": 0, "values": 0})
 
 
 @cache
@@ -144,9 +143,8 @@ def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> 
         end: T.handle if counted else T.int64,  # type: ignore[valid-type]
         queries_handle: T.handle,
     ):
-        T.func_attr({"op_pattern": INJECTIVE_OPAQUE, "tirx.noalias": True})
-        batch = T.int64()
-        seq_len = T.int64()
+        T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
+        batch, seq_len = T.int64(), T.int64()
         qkv = T.match_buffer(qkv_handle, (batch, seq_len, merged), dtype)
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, dim), dtype)
         values = T.match_buffer(values_handle, (batch, max_rows, hkv, dim), dtype)
@@ -162,21 +160,19 @@ def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> 
                 else:
                     values[b, first + s, h - hq - hkv, d] = qkv[b, s, h * dim + d]
 
-    return func
+    return func.with_attr(APPEND_ATTR, {"keys": heads.query, "values": heads.query + heads.kv})
 
 
 def _first_row(handle: tirx.Var, rows: tirx.Expr, seq_len: tirx.Expr) -> tirx.Expr:
     """Return the row at which writing begins where a tensor says how many there are."""
-    length = T.match_buffer(handle, (1,), "int32")
-    return T.min(T.Cast("int64", length[0]), rows - seq_len)
+    return T.min(T.Cast("int64", T.match_buffer(handle, (1,), "int32")[0]), rows - seq_len)
 
 
 def for_sizes(func: tirx.PrimFunc, first: Tensor) -> tirx.PrimFunc:
     """Return `func` with the sizes of its first parameter that are known."""
     symbols = func.params[0].ty.shape
-    sizes = [
-        _int64(n) if isinstance(n, int) else v for n, v in zip(first.shape, symbols, strict=True)
-    ]
+    pairs = zip(first.shape, symbols, strict=True)
+    sizes = [_int64(n) if isinstance(n, int) else v for n, v in pairs]
     return func.specialize({func.params[0]: tirx.decl_buffer(sizes, first.dtype)})
 
 

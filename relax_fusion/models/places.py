@@ -12,7 +12,8 @@ from tvm.relax.frontend.nn import Tensor, op
 from tvm.relax.frontend.nn.core import wrap_nested
 from tvm.script import tirx as T
 
-from .kv_cache import INJECTIVE_OPAQUE, Cache, End, for_sizes
+from ..transforms.modules import OPAQUE
+from .kv_cache import Cache, End, for_sizes
 from .layers import attention, masked_attention, slice_rows
 
 
@@ -143,7 +144,7 @@ def _advance() -> tirx.PrimFunc:
         ids_handle: T.handle,
         counted_handle: T.handle,
     ) -> None:
-        T.func_attr({"op_pattern": INJECTIVE_OPAQUE})
+        T.func_attr({"op_pattern": OPAQUE})
         batch = T.int64()
         chosen = T.match_buffer(chosen_handle, (batch, T.int64(1)), "int64")
         ids = T.match_buffer(ids_handle, (batch, T.int64(1)), "int32")

@@ -25,6 +25,9 @@ OPAQUE = 8
 KERNELS_ATTR = "relax_fusion.triton_kernels"
 """PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
 
+APPEND_ATTR = "relax_fusion.append"
+"""PrimFunc attribute: at which head of what is appended ``keys`` and ``values`` begin."""
+
 
 def functions_of(mod: ir.IRModule, kind: type) -> dict[ir.GlobalVar, Any]:
     """Return the functions of a kind, such as ``relax.Function``, by their variables."""
