@@ -27,6 +27,7 @@ TORCH = ("README.md", "docs/pytorch.md")
 NEEDED = {
     ("README.md", "network"): 2,
     ("CONTRIBUTING.md", "network"): 1,
+    ("CONTRIBUTING.md", "an NVIDIA GPU"): 1,
     ("docs/install.md", "network"): 2,
     ("docs/mlc.md", "MLC-LLM"): 6,
     ("docs/results.md", "an NVIDIA GPU"): 1,

@@ -12,12 +12,12 @@ from tvm import relax
 
 from relax_fusion import models
 from relax_fusion.models import ExportedModel
-from relax_fusion.models.session import LEAST_REACH
 from relax_fusion.transforms.cuda_graph import ADDRESSES, CONFIG
 from relax_fusion.transforms.whole_graph import RUN_OR_CAPTURE
 
 from ..support.gpu import gpu_target, needs_gpu
 from ..support.steps import logits_of_step
+from . import small_decoders
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -156,16 +156,12 @@ def test_the_pass_context_of_tvm() -> None:
     np.testing.assert_array_equal(decode(own), decode(session(name, False)))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_without_the_host(name: str) -> None:
+@pytest.mark.parametrize("case", small_decoders.CASES, ids=str)
+def test_greedy_tokens_without_the_host(case: small_decoders.Case) -> None:
     """What the steps choose themselves is what the host would; lengths cross a capture."""
-    new, prompt, target = 2 * LEAST_REACH, [[1, 5, 7]], gpu_target()
-    model = models.export(models.zoo_config(name), dtype="float16", max_seq_len=new + 3)
-    found = []
+    new, prompt, found = small_decoders.NEW, small_decoders.prompt(case), []
     for graphs in (True, False):
-        pipeline = relax.get_pipeline("relax_fusion", target=target, use_cuda_graph=graphs)
-        made = tvm.compile(model.mod, target=target, relax_pipeline=pipeline)
-        own = models.Generator(made, model, models.random_weights(model), device=tvm.cuda(0))
+        own = small_decoders.session(case, graphs)
         found += [own.generate(prompt, new) for _ in range(2)]
         own.reset()
         chosen = [own.prefill(prompt).argmax(-1)]
@@ -174,15 +170,20 @@ def test_greedy_tokens_without_the_host(name: str) -> None:
         found.append(np.stack(chosen, axis=1))
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
-    assert len(np.unique(found[0])) > 2
+    assert min(len(np.unique(row)) for row in found[0]) > new // 4
 
 
 def test_replaying_takes_no_more_memory() -> None:
+    """An allocation a step takes pages of the driver in each window; a neighbour misses one."""
     torch = pytest.importorskip("torch")
-    machine = session("demo-gpt2", True)
-    decode(machine, 20)
-    before, _ = torch.cuda.mem_get_info()
-    for _ in range(5):
-        decode(machine, 20)
-    after, _ = torch.cuda.mem_get_info()
-    assert before - after <= 2 << 20, "one page of the driver, at most"
+    case = small_decoders.CASES[0]
+    machine, steps = small_decoders.session(case, True), 5_000
+
+    def taken() -> int:
+        before, _ = torch.cuda.mem_get_info()
+        for _ in range(steps // small_decoders.NEW):
+            machine.generate(small_decoders.prompt(case), small_decoders.NEW)
+        return before - torch.cuda.mem_get_info()[0]
+
+    taken()
+    assert any(taken() == 0 for _ in range(20))

@@ -14,8 +14,9 @@ from ..support import models
 from ..support.accuracy import assert_accurate
 
 
-def make_encoder(path, dtype="float32", length=models.MAX_SEQ_LEN):
-    exported = export(load_config(path), dtype=dtype, max_seq_len=length, batch=2)
+def make_encoder(path, dtype="float32", length=models.MAX_SEQ_LEN, only=None):
+    config = load_config(path)
+    exported = export(config, dtype=dtype, max_seq_len=length, batch=2, seq_len=only)
     return Encoder(models.compile_for_test(exported), exported, load_weights(path, exported))
 
 
@@ -55,11 +56,12 @@ def headless(tmp_path_factory):
 
 
 def check(encoder: Encoder, model: transformers.PreTrainedModel, dtype: str) -> None:
-    """Compare every length that fits with float64."""
+    """Compare every length that fits, or the only one, with float64."""
     exact_model, moved_model = models.to_float64(model), models.nudge(model, dtype)
     terms = models.longest_sum(model.config) if dtype == "float32" else 0
-    short = encoder.exported.max_seq_len < models.MAX_SEQ_LEN
-    for length in models.SHORT_LENGTHS if short else models.PROMPT_LENGTHS:
+    short, only = encoder.exported.max_seq_len < models.MAX_SEQ_LEN, encoder.exported.seq_len
+    lengths = models.SHORT_LENGTHS if short else models.PROMPT_LENGTHS
+    for length in lengths if only is None else (only,):
         batch = inputs(length)
         exact, moved = (torch_output(m, *batch) for m in (exact_model, moved_model))
         assert_accurate(encoder.encode(*batch), exact, moved, dtype, terms)
@@ -69,6 +71,12 @@ def check(encoder: Encoder, model: transformers.PreTrainedModel, dtype: str) -> 
 def test_float32_output_matches_transformers(name, request):
     model, encoder = request.getfixturevalue(name)
     check(encoder, model, "float32")
+
+
+def test_an_encoder_of_one_length_matches_transformers(tmp_path):
+    model = models.bert()
+    path = models.save(model, tmp_path)
+    check(make_encoder(path, length=models.SHORT_SEQ_LEN, only=6), model, "float32")
 
 
 @pytest.mark.slow

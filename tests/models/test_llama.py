@@ -117,8 +117,10 @@ def test_context_overflow_names_the_limit(plain):
     generator = plain[1]
     generator.reset()
     generator.prefill(models.prompt(150))
-    with pytest.raises(ContextOverflowError, match="max_seq_len=160"):
+    caches = [cache.numpy() for cache in generator._caches]
+    with pytest.raises(ContextOverflowError, match=r"161 tokens .* max_seq_len=160"):
         generator.decode(1)
+    np.testing.assert_array_equal([cache.numpy() for cache in generator._caches], caches)
     assert generator.length == 160
     with pytest.raises(ContextOverflowError, match="165 tokens"):
         generator.generate(models.prompt(1), 155)

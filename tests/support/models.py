@@ -44,7 +44,8 @@ def compile_as_users_do(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
 
 def compile_for_test(exported: ExportedModel, **bounds: int) -> tvm.runtime.Module:
     """Do the same for the lengths that fit, without optimisations of TVM and LLVM."""
-    bounds["seq_len"] = exported.max_seq_len
+    if exported.seq_len is None:
+        bounds["seq_len"] = exported.max_seq_len
     pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), variable_bounds=bounds)
     return loaded(quickly(exported.mod, pipeline))
 

@@ -1,4 +1,4 @@
-"""One call of an exported model's ``decode``, whose arguments are new tensors."""
+"""Steps of an exported decoder: one call of it, and weights by which many tokens are chosen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import tvm
+
+from relax_fusion.models import ExportedModel, random_weights
 
 
 def logits_of_step(
@@ -27,3 +29,12 @@ def logits_of_step(
     np.testing.assert_array_equal(chosen, found.argmax(-1))
     assert count == total
     return found
+
+
+def various_weights(exported: ExportedModel) -> list[np.ndarray]:
+    """Return random weights by which a decoder chooses many tokens: `random_weights` give four."""
+    pairs = zip(exported.params, random_weights(exported), strict=True)
+    return [
+        w * w.dtype.type(8) if w.ndim == 2 and w.dtype.kind == "f" and "rope" not in p.name else w
+        for p, w in pairs
+    ]
