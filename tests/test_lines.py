@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 79_061, 450
+LIBRARY = 79_085, 450
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 59_874
+TESTS = 59_900
 """The most lines of Python in ``tests/``."""
 
 

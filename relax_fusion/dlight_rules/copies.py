@@ -95,6 +95,8 @@ def _lanes(block: SBlock) -> int:
     lane = block.iter_vars[-1]
     stores, loads = (found_in(block.body, kind) for kind in (tirx.BufferStore, TensorLoad))
     accesses = [(s.buffer, s.indices) for s in stores] + [(v.source, v.indices) for v in loads]
+    if not all(indices for _, indices in accesses):  # a tensor of one number
+        return 1
     cases = [case.condition for case in found_in(block.body, tirx.IfThenElse)]
     begins = [Analyzer().simplify(indices[-1] - lane.var) for _, indices in accesses]
     rest = [*cases, *begins, *(i for _, indices in accesses for i in indices[:-1])]

@@ -33,7 +33,8 @@ ARITHMETIC_BYTES = 4
 class NormRule(SafeRule):
     """Schedule functions that gather statistics of rows, and use them on the same rows.
 
-    On a GPU a thread block has one row: its threads read vectors, and share the statistics.  On a
+    On a GPU a thread block has one row: its threads read vectors, and share the statistics; rows
+    for which a warp is enough, as heads of queries are, have one each, and several a block.  On a
     CPU rows are spread over the cores, and a vector of partial sums runs along each.  A row may be
     a group of channels, with all that they have in space.
 
@@ -45,7 +46,7 @@ class NormRule(SafeRule):
 
     leaves:
         functions without a reduction, and those which reduce another axis than the last ones; on
-        a GPU also those of a width only known at run time.
+        a GPU also those that use statistics of a width only known at run time.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
@@ -88,11 +89,17 @@ class RowSumRule(SafeRule):
 
 
 def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:
-    """Give every row a thread block."""
-    if any(block.columns is None for block in blocks):  # 108 us on an H200, TVM's rule 70
-        return Decline(Reason.SHAPE, "vectors need a number of columns known when compiling")
+    """Give every row a thread block, or a warp of one where that is enough."""
     *before, last = blocks
+    if before and any(b.columns is None for b in blocks):  # 108 us on an H200, TVM's rule 70
+        return Decline(Reason.SHAPE, "vectors need a number of columns known when compiling")
+    widest = max(b.columns or 1 for b in blocks)
+    lanes = min(_lanes(sch, b) for b in blocks)
+    wanted = next_power(ceil_div(widest, lanes * VECTORS_PER_THREAD))
+    threads = max(dev.warp_size, min(wanted, dev.max_threads_per_block))
     row, _ = _row_and_columns(sch, last)
+    one_warp = threads == dev.warp_size
+    row = _bound_rows(sch, row, together=one_warp)
     several = _into_rows(sch, [block.rv for block in before], row)
     if several is not None:
         return several
@@ -102,15 +109,23 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
         if whole_row and sch.get(block.rv).writes[0].source not in results:
             return Decline(Reason.SCHEDULE, "a row between two steps is not kept in shared memory")
         if sch.get(block.rv).writes[0].source not in results:
-            sch.set_scope(block.rv, 0, "shared")
-    sch.bind(row, "blockIdx.x")
-    widest = max(b.columns or 1 for b in blocks)
-    lanes = min(_lanes(sch, b) for b in blocks)
-    wanted = next_power(ceil_div(widest, lanes * VECTORS_PER_THREAD))
-    threads = max(dev.warp_size, min(wanted, dev.max_threads_per_block))
+            in_all = one_warp and block.columns != 1  # threads have the sum that they shuffled
+            sch.set_scope(block.rv, 0, "local" if in_all else "shared")
     for block in blocks:
         _spread(sch, block, verbs.loops_below(sch, block.rv, row), (threads, lanes))
     return None
+
+
+def _bound_rows(sch: s_tir.Schedule, row: LoopRV, together: bool) -> LoopRV:
+    """Spread rows over blocks, where `together` up to four that divide them in each."""
+    rows, analyzer = sch.get(row).extent, Analyzer()
+    counts = (4, 2) if together else ()
+    divide = (n for n in counts if analyzer.can_prove_equal(tirx.floormod(rows, n), 0))
+    if (count := next(divide, 1)) > 1:
+        grid, row = sch.split(row, [None, count])
+        sch.bind(grid, "blockIdx.x")
+    sch.bind(row, "threadIdx.y" if count > 1 else "blockIdx.x")
+    return row
 
 
 def _row_and_columns(sch: s_tir.Schedule, block: RowBlock) -> tuple[LoopRV, list[LoopRV]]:

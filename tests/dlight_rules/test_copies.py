@@ -81,6 +81,8 @@ LEFT = {
     "columns side by side": ([(8, 64)], lambda x: op.concat([x, x], axis=1)),
     "rows after others": ([("s", 64)], lambda x: op.concat([x, x], axis=0)),
     "batches of heads": ([("b", "s", 4, 16)], lambda x: op.permute_dims(x, [0, 2, 1, 3])),
+    "one number": ([(1,)], lambda x: op.squeeze(x, [0])),
+    "one number everywhere": ([()], lambda x: op.broadcast_to(x, (4, 64))),
     "an odd column": ([(8, 64)], lambda x: op.strided_slice(x, [1], [1], [33])),
 }
 

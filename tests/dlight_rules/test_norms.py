@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, s_tir, te
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import NormRule
+from relax_fusion.mlc.repairs import RunThreadsInTurn
 
 from ..support.generic_cases import Input, check, compiled, fused, run
 
@@ -69,6 +71,9 @@ CASES = {
         lambda x, r, g: rms(x + r, g),
         "float4",
     ),
+    "RMSNorm of heads": Case(
+        (Input(("s", 6, 128), "float16"), Input((128,), "float16")), rms_norm, rms, "half4"
+    ),
     "LayerNorm": Case((Input((4, 5, 96)), Input((96,)), Input((96,))), layer_norm, layer, "float4"),
     "LayerNorm over two axes": Case(
         (Input((4, 5, 12)), Input((5, 12)), Input((5, 12))),
@@ -88,6 +93,9 @@ CASES = {
         (Input((4, 5, 100)),), lambda x: op.sum(x, axis=-1), lambda x: x.sum(-1), "float4"
     ),
     "maxima of rows": Case((Input((4, 5, 7)),), lambda x: op.max(x, axis=-1), lambda x: x.max(-1)),
+    "maxima of symbolic rows": Case(
+        (Input(("s", 4, "t")),), lambda x: op.max(x, axis=-1), lambda x: x.max(-1)
+    ),
     "variances": Case(
         (Input((4, 64)),), lambda x: op.variance(x, axis=[-1]), lambda x: x.var(-1), "float4"
     ),
@@ -120,15 +128,28 @@ def test_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_on_a_gpu(name: str) -> None:
     case = CASES[name]
-    found = NormRule().attempt(fused(case.inputs, case.emit), make_target("h200"))
+    func = fused(case.inputs, case.emit)
+    found = NormRule().attempt(func, make_target("h200"))
     if name == "softmax of symbolic sizes":
         assert "known when compiling" in found.detail
         return
     kernel = found.mod["main"]
+    by_turns = RunThreadsInTurn()(tvm.IRModule({"main": kernel}))["main"]
+    arrays, got = run(by_turns, host_target(), func)
+    check(got, case.steps, arrays)
     source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
     assert source.count("__global__") == 2  # declared, then defined
     assert "__shfl_down_sync" in source
     assert case.vectors in source
+
+
+def test_warps_share_a_block() -> None:
+    """Where a warp is enough for a row, and rows are proved to come in groups."""
+    case = CASES["RMSNorm of heads"]
+    kernel = NormRule().attempt(fused(case.inputs, case.emit), make_target("h200")).mod["main"]
+    source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
+    assert "__launch_bounds__(64)" in source
+    assert "__shared__" not in source and "__syncthreads" not in source
 
 
 LEFT = {
