@@ -30,10 +30,17 @@ SUITES = {
             "chains.suite:Chains",
             "matmuls in one kernel, apart, and torch (GPU)",
         ),
-        "encoders": ("encoders:Encoders", "BERT whole, against torch and torch.compile (GPU)"),
+        "encoders": (
+            "encoders:Encoders",
+            "BERT, GPT-2, ViT, Whisper whole, against torch.compile (GPU)",
+        ),
         "decode": (
             "decode.suite:Decode",
             "a token: CUDA graphs, torch.compile, the floor (GPU)",
+        ),
+        "prefill": (
+            "decode.prefill:Prefill",
+            "a prompt: the VM, a CUDA graph, torch.compile, the floor (GPU)",
         ),
         "compiled": ("compiled:Compiled", "models by torch.compile's backends (GPU)"),
         "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),

@@ -73,25 +73,25 @@ class Call:
             graph.capture_end()
         self.graph = graph
 
-    def launch(self) -> None:
-        """Do the work once, without waiting for it."""
+    def launch(self) -> Any:
+        """Do the work once, without waiting for it, and return where the result will be."""
         if self.graph is None:
             self._result = self._run()
         else:
             self.graph.replay()
+        return self._result
 
     def checked_result(self) -> torch.Tensor:
-        """Return what one more launch computes; it cannot be a left-over of an earlier one.
+        """Return what one more launch computes, by `side_by_side`.
 
-        Several results are put side by side.
+        It cannot be a left-over of an earlier one.
         """
         if self.graph is not None:
             for part in parts_of(self._result):
                 part.fill_(float("nan"))
         self.launch()
         torch.cuda.synchronize()
-        parts = parts_of(self._result)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return side_by_side(self._result)
 
 
 @cache
@@ -110,13 +110,21 @@ def parts_of(result: Any) -> list[torch.Tensor]:
     return [as_torch(part) for part in ([result] if alone else result)]
 
 
+def side_by_side(result: Any) -> torch.Tensor:
+    """Return the tensors of a result as one: along their last axis, or flat if they differ else."""
+    parts = parts_of(result)
+    if len({part.shape[:-1] for part in parts}) > 1:
+        return torch.cat([part.flatten() for part in parts])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
 class Sampler:
     """Times calls in turn, each with a cold L2 cache; holds what is read to flush it."""
 
     def __init__(self) -> None:
         self._flush = torch.zeros(FLUSH_BYTES // 4, device=DEVICE, dtype=torch.float32)
 
-    def _events(self, launch: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    def _events(self, launch: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.sum()  # by reading: dirty lines would be written back while we are timed
         start.record()
@@ -124,14 +132,14 @@ class Sampler:
         end.record()
         return start, end
 
-    def once_ms(self, launch: Callable[[], None]) -> float:
+    def once_ms(self, launch: Callable[[], Any]) -> float:
         """Return the time of one launch, the second of two."""
         for _ in range(2):
             start, end = self._events(launch)
             torch.cuda.synchronize()
         return start.elapsed_time(end)
 
-    def sample_ms(self, launches: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+    def sample_ms(self, launches: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
         """Return the times of every launch, one of each in turn, so that drift hits all alike."""
         counts = {name: samples_for(self.once_ms(launch)) for name, launch in launches.items()}
         rounds = max(counts.values(), default=0)

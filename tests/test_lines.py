@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = 79_085, 450
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 59_900
+TESTS = 60_040
 """The most lines of Python in ``tests/``."""
 
 

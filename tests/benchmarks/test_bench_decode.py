@@ -1,4 +1,4 @@
-"""The suite decode: what needs no GPU."""
+"""The suites decode and prefill: what needs no GPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 import torch
 import tvm
 from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from benchmarks.runner import main
-from benchmarks.suites.decode import suite as bench
-from benchmarks.suites.decode.peers import Decoder
+from benchmarks.suites.decode import launches, peers, prefill, step
+from benchmarks.suites.decode.suite import Decode
 from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target
-from relax_fusion.models import export
+from relax_fusion.models import Config, GPT2Config, export
 from tests.support.accuracy import assert_accurate, nudged
 from tests.support.quick import machine, quick_host, quickly
 from tests.support.steps import logits_of_step
@@ -25,21 +28,37 @@ from tests.support.tiny_llama import TWO_LAYERS
 
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = replace(TWO_LAYERS, vocab_size=96)
+GPT2 = GPT2Config(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    max_position=64,
+)
+BIASED = replace(TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
 
 
-@pytest.mark.parametrize("stored", [None, "q4f32_1"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_twin_computes_what_the_model_does(tied: bool, stored: str | None) -> None:
-    config = replace(TINY, tie_word_embeddings=tied)
+@pytest.mark.parametrize(
+    ("config", "stored", "tokens"),
+    [
+        *((TINY, None, 1), (TINY, "q4f32_1", 1), (BIASED, None, 1), (GPT2, None, 1)),
+        *((TINY, None, 8), (GPT2, None, 8)),
+    ],
+)
+def test_the_twin_computes_what_the_model_does(
+    config: Config, stored: str | None, tokens: int
+) -> None:
+    name = "decode" if tokens == 1 else "prefill"
     exported = export(config, max_seq_len=16, batch=3, quantization=stored)
-    bench.decode_only(exported)
+    del exported.mod["prefill" if name == "decode" else "decode"]
     dev, total = tvm.cpu(), 8
     arrays_of_params, whole = random_weights(exported)
     params = [tvm.runtime.tensor(array, dev) for array in arrays_of_params]
     rng = np.random.default_rng(0)
     shapes = [tuple(map(int, shape)) for shape in exported.cache_shapes]
     arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
-    ids = np.array([[3], [90], [41]], "int32")
+    ids = rng.integers(96, size=(3, tokens), dtype="int32")
 
     def twin(make: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
         """Return the logits, and the caches as they are after the step."""
@@ -49,53 +68,133 @@ def test_the_twin_computes_what_the_model_does(tied: bool, stored: str | None) -
             if not name.startswith("model.rope")
         }
         copies = [torch.from_numpy(a.astype("float64")) for a in arrays]
-        logits = Decoder(exported.config, weights, copies, total)(torch.from_numpy(ids))
+        made = peers.peer(exported.config, weights, copies, total, tokens)
+        logits = torch.compile(made, backend="eager", fullgraph=True)(torch.from_numpy(ids))
         return [t.numpy() for t in (logits, *copies)]
 
     cpu = quick_host()
-    built = quickly(exported.mod, relax.get_default_pipeline(cpu))
+    run = machine(quickly(exported.mod, relax.get_default_pipeline(cpu)))[name]
     caches = [tvm.runtime.tensor(a, dev) for a in arrays]
-    logits = logits_of_step(machine(built)["decode"], ids, total, caches, params)
+    if name == "decode":
+        logits = logits_of_step(run, ids, total, caches, params)
+    else:
+        given = tvm.runtime.tensor(ids, dev), tvm.runtime.ShapeTuple([total])
+        logits = run(*given, caches, params)[0].numpy()
     got = [logits, *(t.numpy() for t in caches)]
     exact, moved = twin(lambda w: w.astype("float64")), twin(lambda w: nudged(w, "float32"))
     for ours, best, near in zip(got, exact, moved, strict=True):
         assert_accurate(ours, best, near, "float32", TINY.intermediate_size)
 
 
-@pytest.mark.parametrize("stored", ["", "q4f16_1"])
-def test_a_run_with_a_cpu_in_the_place_of_the_gpu(
-    tmp_path, monkeypatch, cpu_in_place_of_a_gpu, stored
-) -> None:
+def test_models_without_a_twin(capsys) -> None:
+    assert peers.refusal(TINY) == peers.refusal(BIASED) == peers.refusal(GPT2) == ""
+    gemma = replace(TINY, qk_norm=True, hidden_act="gelu")
+    assert peers.refusal(gemma) == "PyTorch's side computes no hidden_act, qk_norm"
+    for arguments, told in {
+        "--model bert-base": "--model bert-base: it is no decoder",
+        "--model x": "no bundled config is called 'x'; there are llama-3.1-8b",
+        "--model gpt2 --layers 1": "--layers must be at least 2",
+        "--model gpt2 --context 1024": "--context must be from 1 to 1023",
+        "--without Nothing": "invalid choice: 'Nothing'",
+    }.items():
+        with pytest.raises(SystemExit):
+            Decode.arguments(arguments.split())
+        assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        prefill.Prefill.arguments(["--model", "gpt2", "--tokens", "1025"])
+    assert "--tokens must be at most 1024" in capsys.readouterr().err
+    assert prefill.Prefill.arguments(["--model", "gpt2"]).tokens == [128, 1024]
+    assert Decode.arguments(["--model", "gpt2"]).context == 1023
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, cpu_in_place_of_a_gpu):
+    """Run a suite on a small model, the CPU in the place of the GPU; return its only entry."""
     cpu = quick_host()
     monkeypatch.setattr(tvm, "cuda", tvm.cpu)
-    monkeypatch.setattr(bench, "make_target", lambda _: cpu)
-    monkeypatch.setattr(bench, "CALLS", 2)
-    monkeypatch.setattr(bench, "count_launches", lambda *_: dict.fromkeys(KINDS, 1.0))
-    monkeypatch.setattr(bench.models, "zoo_config", lambda _: TINY)
-    arguments = ["--layers", "2", "--batch", "2", "--context", "5", "--vocab", "96", "--no-compile"]
-    arguments += ["--quantization", stored]
-    assert main(bench.Decode, [*arguments, "--results", str(tmp_path)]) == 0
-    (file,) = tmp_path.glob(f"*-bench_decode-batch2{stored and '-'}{stored}.json")
-    (entry,) = json.loads(file.read_text())["cases"]
+    monkeypatch.setattr(step, "make_target", lambda _: cpu)
+    monkeypatch.setattr(step, "CALLS", 2)
+    monkeypatch.setattr(
+        step, "count_launches", lambda *given: [dict.fromkeys(KINDS, 1.0) for _ in given[3]]
+    )
+
+    def call(suite: type, config: Config, words: str, name: str) -> tuple[dict, str]:
+        monkeypatch.setattr(step.models, "zoo_config", lambda _: config)
+        words = f"--layers 2 --batch 2 --vocab 96 --no-compile {words} --results {tmp_path}"
+        assert main(suite, words.split()) == 0
+        (file,) = tmp_path.glob(f"*-{name}.json")
+        (entry,) = json.loads(file.read_text())["cases"]
+        return entry, file.with_suffix(".md").read_text()
+
+    return call
+
+
+@pytest.mark.parametrize("stored", ["", "q4f16_1"])
+def test_a_token_with_a_cpu_in_the_place_of_the_gpu(run, stored) -> None:
+    words = f"--context 5 {'--quantization ' + stored if stored else ''}"
+    entry, _ = run(Decode, TINY, words, f"bench_decode-batch2{stored and '-'}{stored}")
     assert not entry["wrong"] and set(entry["times"]) == {"eager", "graphs", "no graphs"}
     assert all(t["token_s"] >= t["host_s"] > 0 for t in entry["times"].values())
     assert entry["errors"]["graphs"] == entry["errors"]["no graphs"] > 0
 
 
-def test_launches_of_a_layer() -> None:
-    models = [export(replace(TINY, num_layers=n), dtype="float16", max_seq_len=32) for n in (2, 1)]
-    found, less = (bench.launches(bench.decode_only(m), make_target("h200")) for m in models)
-    layer, inside = (a - b for a, b in zip(found, less, strict=True))
-    assert layer == inside >= 6, "qkv, cache, attention, output, gate and up, down"
-    assert found[0] == found[1], "all of a step is in a graph"
+def test_a_prompt_with_a_cpu_in_the_place_of_the_gpu(run, monkeypatch) -> None:
+    def captured(self, call):
+        return call
+
+    monkeypatch.setattr(prefill.Prefill, "captured", captured)
+    words = "--model gpt2 --tokens 7 --without MoveSlices"
+    entry, text = run(prefill.Prefill, TINY, words, "bench_prefill-batch2-gpt2-without_MoveSlices")
+    assert not entry["wrong"] and not entry["failed"]
+    assert set(entry["us"]) == {"eager", "ours", "graph"}
+    assert entry["errors"]["ours"] == entry["errors"]["graph"] > 0
+    assert "float16, batch 2, ours without MoveSlices" in text
+    assert "## Targets" in text and f"| 7 | {1e-3 * entry['floor_us']:.3f} |" in text
+
+
+def test_launches_of_a_layer(monkeypatch) -> None:
+    monkeypatch.setattr(step.models, "zoo_config", lambda _: TINY)
+    args, at = Decode.arguments(["--layers", "2"]), {"total_len": 32}
+    (found,) = step.count_launches(args, step.export_model(args, 2, "decode", 32), "decode", [at])
+    assert found["layer"] == found["layer_in_graphs"] >= 6, "qkv, cache, attention, output, FFN"
+    mod = launches.lowered(step.export_model(args, 1, "decode", 32).mod, make_target("h200"))
+    every, inside = launches.launches(mod, "decode", at)
+    assert every == inside, "all of a step is in a graph"
+
+
+def test_launches_of_the_branch_that_is_taken() -> None:
+    @I.ir_module(check_well_formed=False)
+    class Module:
+        @T.prim_func(private=True)
+        def kernels(x: T.handle, y: T.handle) -> None:
+            rows = T.int64()
+            a, b = T.match_buffer(x, (rows, 4)), T.match_buffer(y, (rows, 4))
+            if T.tvm_thread_invariant(rows <= 8):
+                T.call_cpacked("first", a.data)
+                T.call_cpacked("second", b.data)
+            else:
+                T.call_cpacked("third", a.data, b.data)
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float32"), y: R.Tensor(("n", 4), "float32")) -> R.Tuple:
+            Module.kernels(x, y)
+            return R.tuple()
+
+    assert [launches.launches(Module, "main", {"n": n}) for n in (8, 9)] == [(2, 0), (1, 0)]
 
 
 def test_floor_counts_what_a_token_reads() -> None:
     h, f, v, q, kv = 64, 96, 96, 64, 32
-    layer = h * (q + 2 * kv) + q * h + 3 * h * f + 2 * h
+    layer = h * (q + 2 * kv) + q * h + 3 * h * f
     cache = 2 * 2 * 3 * 8 * kv
     for tied in (False, True):
         exported = export(
             replace(TINY, tie_word_embeddings=tied), dtype="float16", max_seq_len=16, batch=3
         )
-        assert bench.floor_bytes(exported, 3, 8) == 2 * (2 * layer + h + v * h + cache)
+        weights = 2 * (layer + 2 * h) + h + v * h
+        assert step.floor_bytes(exported, 3, 8) == 2 * (weights + cache)
+        attended = 4 * q * (8 * 9 // 2)
+        assert prefill.floor_flops(exported, 3, 8) == 3 * (2 * 8 * layer + attended + 2 * v * h)
+    gpt2 = export(GPT2, dtype="float16", max_seq_len=16, batch=3)
+    per_layer = 4 * h * h + 2 * h * f + (3 * h + h + f + h) + 4 * h  # matmuls, biases, norms
+    assert step.floor_bytes(gpt2, 3, 8) == 2 * (2 * per_layer + 2 * h + v * h + 2 * 2 * 3 * 8 * h)

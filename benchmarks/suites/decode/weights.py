@@ -46,7 +46,7 @@ def random_weights(exported: ExportedModel) -> tuple[list[np.ndarray], dict[str,
 def _plain(param: Any, block: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if param.recipe.compute is not None:
         return np.asarray(param.recipe.compute())
-    if len(param.shape) == 1:
+    if len(param.shape) == 1 and param.name.endswith("weight"):  # of a norm
         return np.ones(param.shape, numpy_dtype(param.dtype))
     # Begins anywhere in the block, so that no two rows or weights are alike
     rolled = np.roll(block, int(rng.integers(len(block)))).astype(numpy_dtype(param.dtype))
