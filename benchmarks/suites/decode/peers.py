@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import (
     gelu,
     layer_norm,
@@ -18,6 +20,11 @@ from torch.nn.functional import (
 
 from relax_fusion.models import Config, GPT2Config, LlamaConfig
 from relax_fusion.models.rope import inverse_frequencies
+
+CUDNN_FIRST = [
+    *(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+    *(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH),
+]
 
 
 class Peer(torch.nn.Module):
@@ -36,6 +43,8 @@ class Peer(torch.nn.Module):
         Tokens in the caches after the step.
     tokens : int
         Of each sequence in the step: one, or all of them.
+    by_cudnn : bool
+        Whether attention is cuDNN's where that takes it; else PyTorch chooses.
     """
 
     def __init__(
@@ -45,8 +54,11 @@ class Peer(torch.nn.Module):
         caches: Sequence[torch.Tensor],
         total: int,
         tokens: int = 1,
+        by_cudnn: bool = False,
     ) -> None:
         super().__init__()
+        # Read when traced: by it torch.compile tells this peer's graph from another's
+        self.by_cudnn = by_cudnn
         self.config, self.total, self.tokens = config, total, tokens
         self.dtype = caches[0].dtype
         # As buffers, whose addresses torch.compile's CUDA graphs take for fixed
@@ -94,11 +106,13 @@ class Peer(torch.nn.Module):
         for cache, new in zip(caches, (k, v), strict=True):
             cache[:, first:total] = new
         k, v = (k, v) if first == 0 else (cache[:, :total] for cache in caches)
-        out = scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)),
-            is_causal=self.tokens > 1,
-            enable_gqa=self.config.num_heads != self.config.num_kv_heads,
-        )
+        order = sdpa_kernel(CUDNN_FIRST, set_priority=True) if self.by_cudnn else nullcontext()
+        with order:
+            out = scaled_dot_product_attention(
+                *(x.transpose(1, 2) for x in (q, k, v)),
+                is_causal=self.tokens > 1,
+                enable_gqa=self.config.num_heads != self.config.num_kv_heads,
+            )
         return out.transpose(1, 2).flatten(2)
 
 

@@ -21,9 +21,10 @@ from benchmarks.suite import Suite
 from benchmarks.suites.decode.launches import Sizes, launches, lowered
 from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target, models
+from relax_fusion.canonical import CANONICAL
 from relax_fusion.errors import ConfigError
 from relax_fusion.models import ExportedModel
-from relax_fusion.options import optional_passes
+from relax_fusion.passes import PATTERNS
 from relax_fusion.quantization import QUANTIZATIONS
 from relax_fusion.timing import host_and_device, timed
 from relax_fusion.workload.reference import numpy_dtype
@@ -96,8 +97,11 @@ class Step:
         stored = numpy_dtype(exported.dtype)
         self.caches = [tvm.runtime.tensor(a.astype(stored), self.device) for a in drawn]
         self.twins = [torch.from_dlpack(t) for t in self.caches]
+        there = {id(array): param for array, param in zip(arrays, self.params, strict=True)}
         self.weights = {
-            name: torch.from_dlpack(tvm.runtime.tensor(array, self.device))
+            name: torch.from_dlpack(
+                there[id(array)] if id(array) in there else tvm.runtime.tensor(array, self.device)
+            )
             for name, array in whole.items()
             if not name.startswith("model.rope")
         }
@@ -108,21 +112,23 @@ class Step:
         """Return the logits in float32."""
         return self._peer(ids, total, [cache.float() for cache in self.twins])(ids)
 
-    def in_torch(self, ids: Any, total: int, *, is_compiled: bool) -> Callable[[], Any]:
-        """Return PyTorch's step, as it is or by torch.compile."""
+    def in_torch(
+        self, ids: Any, total: int, *, is_compiled: bool, by_cudnn: bool = False
+    ) -> Callable[[], Any]:
+        """Return PyTorch's step, as it is or by torch.compile, perhaps with cuDNN's attention."""
         import torch
         from torch._inductor import select_algorithm
 
-        step = self._peer(ids, total, self.twins)
+        step = self._peer(ids, total, self.twins, by_cudnn)
         if is_compiled:
             select_algorithm.PRINT_AUTOTUNE = False
             step = torch.compile(step, mode="max-autotune", dynamic=False)
         return lambda: step(ids)
 
-    def _peer(self, ids: Any, total: int, caches: list[Any]) -> Any:
+    def _peer(self, ids: Any, total: int, caches: list[Any], by_cudnn: bool = False) -> Any:
         from benchmarks.suites.decode.peers import peer
 
-        return peer(self.exported.config, self.weights, caches, total, ids.shape[1])
+        return peer(self.exported.config, self.weights, caches, total, ids.shape[1], by_cudnn)
 
     def machine(self, *, graphs: bool) -> relax.VirtualMachine:
         """Return our compiled module, with CUDA graphs of its own or without."""
@@ -153,7 +159,7 @@ class Steps(Suite):
             "--without",
             nargs="+",
             default=[],
-            choices=optional_passes(),
+            choices=(*CANONICAL, *PATTERNS),
             metavar="PASS",
             help=help_,
         )
