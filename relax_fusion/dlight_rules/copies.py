@@ -10,7 +10,6 @@ from tvm.target import Target
 
 from ..hardware.target import is_cuda
 from ..matching.expressions import found_in, substitute, variables_of
-from ..matching.shapes import is_one
 from ..tvm_ir import Analyzer, SBlock, TensorLoad, structural_map
 from . import verbs
 from .safe_rule import SafeRule
@@ -34,9 +33,9 @@ class CopyRule(SafeRule):
             else: b[i, 0, d] = x[i, h, d]                  if ...: a[i, h, d] = x[i, h, d]
 
     leaves:
-        rows of a tensor are no whole vectors, or begin within one; where elements are read depends
-        on sizes that only the run knows; a case or a place depends on the lane otherwise than by
-        one step along the last axis.
+        rows of a tensor are no whole vectors, or begin within one; the first element that is read
+        depends on sizes that only the run knows; a case or a place depends on the lane otherwise
+        than by one step along the last axis.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
@@ -113,21 +112,14 @@ def _lanes(block: SBlock) -> int:
 
 
 def _are_known(block: SBlock, loads: Sequence[TensorLoad]) -> bool:
-    """Tell whether places of loads follow from those of threads alone, or are in their order.
+    """Tell whether places of loads begin at one that is known: terms with sizes have an index, too.
 
     TVM loads vectors only where it can prove that they align, which it cannot of what the host
     computes: a product of sizes may be that.
     """
-    own, extents = [v.var for v in block.iter_vars], [v.dom.extent for v in block.iter_vars]
-    single = {v: tirx.IntImm("int64", 0) for v, n in zip(own, extents, strict=True) if is_one(n)}
-    order = _place(own, extents)
-
-    def known(load: TensorLoad) -> bool:
-        place = _place(load.indices, load.source.ty.shape)
-        ways = (Analyzer().simplify(substitute(p, single)) for p in (place, place - order))
-        return any(variables_of(way) <= {*own} for way in ways)
-
-    return all(map(known, loads))
+    first = {v.var: tirx.IntImm("int64", 0) for v in block.iter_vars}
+    places = (_place(load.indices, load.source.ty.shape) for load in loads)
+    return not any(variables_of(Analyzer().simplify(substitute(p, first))) for p in places)
 
 
 def _place(indices: Iterable[tirx.Expr], shape: Iterable[tirx.Expr]) -> tirx.Expr:

@@ -16,6 +16,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from tvm.script import tirx as T
 
 from ..transforms.modules import APPEND_ATTR, OPAQUE
+from .layers import slice_rows
 
 Cache: TypeAlias = tuple[Tensor, Tensor]
 """Keys and values, each ``[batch, max_seq_len, kv_heads, head_dim]``."""
@@ -47,7 +48,7 @@ class Heads:
 
 
 def append(qkv: Tensor, cache: Cache, end: End, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a merged projection, and write keys and values in place.
+    """Write keys and values of a merged projection in place.
 
     Parameters
     ----------
@@ -63,19 +64,20 @@ def append(qkv: Tensor, cache: Cache, end: End, heads: Heads) -> tuple[Tensor, T
     Returns
     -------
     tuple[Tensor, Tensor, Tensor]
-        Queries ``[batch, seq_len, query, dim]`` and the two caches after the update.
+        Queries ``[batch, seq_len, query, dim]``, a slice that an attention reads where it lies, and
+        the two caches after the update.
     """
     batch, seq_len, _ = qkv.shape
-    queries = Tensor.placeholder((batch, seq_len, heads.query, heads.dim), qkv.dtype)
     func = kv_append(heads, cache[0].shape[1], qkv.dtype, isinstance(end, Tensor))
-    keys, values, copied = op.tensor_ir_inplace_op(
+    keys, values = op.tensor_ir_inplace_op(
         for_sizes(func, qkv),
         "kv_append",
         args=[qkv, *cache, end],
-        inplace_indices=[1, 2, -1],
-        out=[*cache, queries],
+        inplace_indices=[1, 2],
+        out=list(cache),
     )
-    return copied, keys, values
+    queries = slice_rows(qkv, 2, 0, heads.query * heads.dim)
+    return op.reshape(queries, (batch, seq_len, heads.query, heads.dim)), keys, values
 
 
 def write(k: Tensor, v: Tensor, cache: Cache, end: End) -> Cache:
@@ -127,7 +129,7 @@ def kv_write(
 
 @cache
 def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> tirx.PrimFunc:
-    """Build the PrimFunc that appends keys and values and copies the queries out.
+    """Build the PrimFunc that appends the keys and values of a merged projection.
 
     It is parsed once for all layers, as TVMScript's parser looks at every module that is loaded.
     `counted`: a tensor tells where, see `End`.
@@ -141,24 +143,18 @@ def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> 
         keys_handle: T.handle,
         values_handle: T.handle,
         end: T.handle if counted else T.int64,  # type: ignore[valid-type]
-        queries_handle: T.handle,
     ):
         T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
         batch, seq_len = T.int64(), T.int64()
         qkv = T.match_buffer(qkv_handle, (batch, seq_len, merged), dtype)
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, dim), dtype)
         values = T.match_buffer(values_handle, (batch, max_rows, hkv, dim), dtype)
-        queries = T.match_buffer(queries_handle, (batch, seq_len, hq, dim), dtype)
         first = T.meta_var(_first_row(end, max_rows, seq_len) if counted else end - seq_len)
-        for iters in T.grid(batch, seq_len, hq + hkv + hkv, dim):
+        for iters in T.grid(batch, seq_len, hkv, dim):
             with T.sblock("kv_append"):
                 b, s, h, d = T.axis.remap("SSSS", iters)
-                if h < hq:
-                    queries[b, s, h, d] = qkv[b, s, h * dim + d]
-                elif h < hq + hkv:
-                    keys[b, first + s, h - hq, d] = qkv[b, s, h * dim + d]
-                else:
-                    values[b, first + s, h - hq - hkv, d] = qkv[b, s, h * dim + d]
+                keys[b, first + s, h, d] = qkv[b, s, (hq + h) * dim + d]
+                values[b, first + s, h, d] = qkv[b, s, (hq + hkv + h) * dim + d]
 
     return func.with_attr(APPEND_ATTR, {"keys": heads.query, "values": heads.query + heads.kv})
 
