@@ -162,7 +162,7 @@ class Attention(Described):
     __hash__ = Described.__hash__
 
     def apart(self, **sizes: int) -> list[Atom]:
-        """Return scores, softmax and values, and the repeated keys and values in front.
+        """Return scores, softmax and values, and copies of repeated or cached keys and values.
 
         Scores are written and read again twice, unmasked.  A transposition that a layout asks for
         is left out: it may be fused into a neighbour.
@@ -172,7 +172,7 @@ class Attention(Described):
         moved, group = self.bytes(**sizes), self.q_heads // self.kv_heads
         count, scores = batch * self.q_heads, batch * self.q_heads * rows * keys
         each = [batch * self.kv_heads * keys * n * b for n in (self.head_dim, self.v_dim)]
-        repeated = [Atom((1 + group) * own) for own in each if group > 1]
+        copied = [Atom((1 + group) * own) for own in each if group > 1 or self.kv_prefix]
         maker: Literal["rule", "tvm"] = "rule" if isinstance(self.kv_len, int) else "tvm"
 
         def product(k: int, n: int, layout: WeightLayout, beside: int = 0) -> Atom:
@@ -182,7 +182,7 @@ class Attention(Described):
 
         masks = moved.get("bias", 0) + moved.get("mask", 0)
         return [
-            *repeated,
+            *copied,
             product(self.head_dim, keys, "nk", masks),
             Atom(2 * scores * b, rows=count * rows, scores=scores),
             product(keys, self.v_dim, "kn"),

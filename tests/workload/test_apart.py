@@ -105,3 +105,9 @@ def test_attention_is_two_products_and_a_softmax() -> None:
 def test_products_whose_sizes_are_known_late_are_left_to_tvm() -> None:
     atoms = replace(ATTENTION, kv_len=DynamicDim("keys")).apart(**SIZES)
     assert {atom.maker for atom in atoms if atom.matmul} == {"tvm"}
+
+
+def test_a_cache_is_copied_as_far_as_attention_reads_it() -> None:
+    work = replace(ATTENTION, q_heads=2)
+    copied = Atom(2 * 3 * 2 * 7 * 8 * 2)
+    assert replace(work, kv_prefix=True).apart(**SIZES) == [copied, copied, *work.apart(**SIZES)]
