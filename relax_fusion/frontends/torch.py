@@ -6,7 +6,8 @@ import logging
 import operator
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,24 @@ def _sorted(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
+@contextmanager
+def _copying_views(graph: torch.fx.Graph) -> Iterator[None]:
+    """Have views copy where they must, as long as the graph is decomposed.
+
+    Attention is decomposed to a layout that is not that of its kernel, by which a model may view
+    it.
+    """
+    aten = torch.ops.aten
+    views = graph.find_nodes(op="call_function", target=aten.view.default)
+    try:
+        for node in views:
+            node.target = aten.reshape.default
+        yield
+    finally:
+        for node in views:
+            node.target = aten.view.default
+
+
 def from_exported_program(
     program: torch.export.ExportedProgram,
     *,
@@ -145,7 +164,8 @@ def from_exported_program(
         Its function is ``main``.
     """
     table = {**torch.export.default_decompositions(), **DECOMPOSED}
-    program = program.run_decompositions(table)
+    with _copying_views(program.graph):
+        program = program.run_decompositions(table)
     written_out(program.graph_module)
     return Importer().from_exported_program(
         program, keep_params_as_input, unwrap_unit_return_tuple, False, None

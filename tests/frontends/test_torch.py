@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from relax_fusion.equivalence.interpreter import evaluate
 from relax_fusion.errors import MissingPackageError, ModelFileError
@@ -74,6 +75,24 @@ def test_views_that_negate_have_their_own_numbers() -> None:
     mod = from_exported_program(exported)
     (result,) = evaluate(mod["main"], [np.ones((2, 4))])
     np.testing.assert_array_equal(result, np.full((2, 4), -5.0))
+
+
+class ViewedAttention(torch.nn.Module):
+    """Views attention's result by the layout of its kernel, as GPT-2 of transformers does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        out = scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return out.transpose(1, 2).view(-1, x.shape[-1])
+
+
+def test_attention_is_viewed_by_the_layout_of_its_kernel() -> None:
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    exported = torch.export.export(ViewedAttention(), (x,))
+    (found,) = evaluate(from_exported_program(exported)["main"], [x.numpy()])
+    np.testing.assert_allclose(found, ViewedAttention()(x), rtol=1e-5, atol=1e-6)
+    targets = [node.target for node in exported.graph.nodes]
+    assert torch.ops.aten.view.default in targets, "the program is as it was"
 
 
 def test_sizes_and_weights_are_those_of_the_file(tmp_path: Path) -> None:
