@@ -117,7 +117,7 @@ def kv_write(
         v = T.match_buffer(v_handle, (batch, seq_len, hkv, width), dtype)
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, width), dtype)
         values = T.match_buffer(values_handle, (batch, max_rows, hkv, width), dtype)
-        first = T.meta_var(_first_row(end, max_rows, seq_len) if counted else end - seq_len)
+        first = T.meta_var(first_row(end, max_rows, seq_len) if counted else end - seq_len)
         for iters in T.grid(batch, seq_len, hkv, width):
             with T.sblock("kv_write"):
                 b, s, h, d = T.axis.remap("SSSS", iters)
@@ -149,7 +149,7 @@ def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> 
         qkv = T.match_buffer(qkv_handle, (batch, seq_len, merged), dtype)
         keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, dim), dtype)
         values = T.match_buffer(values_handle, (batch, max_rows, hkv, dim), dtype)
-        first = T.meta_var(_first_row(end, max_rows, seq_len) if counted else end - seq_len)
+        first = T.meta_var(first_row(end, max_rows, seq_len) if counted else end - seq_len)
         for iters in T.grid(batch, seq_len, hkv, dim):
             with T.sblock("kv_append"):
                 b, s, h, d = T.axis.remap("SSSS", iters)
@@ -159,7 +159,7 @@ def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> 
     return func.with_attr(APPEND_ATTR, {"keys": heads.query, "values": heads.query + heads.kv})
 
 
-def _first_row(handle: tirx.Var, rows: tirx.Expr, seq_len: tirx.Expr) -> tirx.Expr:
+def first_row(handle: tirx.Var, rows: tirx.Expr, seq_len: tirx.Expr) -> tirx.Expr:
     """Return the row at which writing begins where a tensor says how many there are."""
     return T.min(T.Cast("int64", T.match_buffer(handle, (1,), "int32")[0]), rows - seq_len)
 

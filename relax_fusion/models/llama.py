@@ -213,12 +213,12 @@ class LlamaForCausalLM(nn.Module):
 
     def _angles(self, place: Place, dtype: str) -> tuple[Angles, Angles]:
         """Return the angles of layers without a window, and of those with one."""
-        wide = Angles.of(self.model.rope_cos, self.model.rope_sin, place)
-        wide = wide.to(dtype) if self.config.qk_norm else wide
+        dtype = dtype if self.config.qk_norm else "float32"
+        wide = Angles.of(self.model.rope_cos, self.model.rope_sin, place, dtype)
         if self.config.local_rope_theta is None:
             return wide, wide
-        local = Angles.of(self.model.local_rope.cos, self.model.local_rope.sin, place)
-        return wide, local.to(dtype) if self.config.qk_norm else local
+        local = self.model.local_rope
+        return wide, Angles.of(local.cos, local.sin, place, dtype)
 
 
 def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:

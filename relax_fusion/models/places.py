@@ -13,7 +13,7 @@ from tvm.relax.frontend.nn.core import wrap_nested
 from tvm.script import tirx as T
 
 from ..transforms.modules import OPAQUE
-from .kv_cache import Cache, End, for_sizes
+from .kv_cache import Cache, End, first_row, for_sizes
 from .layers import attention, masked_attention, slice_rows
 
 
@@ -48,6 +48,15 @@ class Place:
             return slice_rows(table, 0, self.total_len - self.seq_len, self.total_len)
         row = relax.op.take(table._expr, self.length._expr, axis=0, mode="clip")
         return wrap_nested(row, "row")
+
+    def angles(self, cos: Tensor, sin: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+        """Return the rows of two tables, ``[seq_len, 1, width]`` in `dtype`, by one kernel."""
+        func = _two_rows(*map(int, cos.shape), dtype, self.length is not None)
+        row = Tensor.placeholder((self.seq_len, 1, cos.shape[1]), dtype)
+        if isinstance(self.seq_len, int):
+            sizes = [tirx.IntImm("int64", n) for n in (self.seq_len, 1, int(cos.shape[1]))]
+            func = func.specialize({func.params[-1]: tirx.decl_buffer(sizes, dtype)})
+        return tuple(op.tensor_ir_op(func, "angles", [cos, sin, self.end], [row, row]))
 
     def attend(
         self,
@@ -128,6 +137,35 @@ def step(run: Callable[..., Any], ids: Tensor, place: Place, caches: list[Tensor
         out=[ids, place.length],
     )
     return logits, caches, ids, length
+
+
+@cached
+def _two_rows(rows: int, width: int, dtype: str, counted: bool) -> tirx.PrimFunc:
+    """Build the PrimFunc that takes the same rows of two tables; `counted` as of `kv_append`."""
+    size, wide = (tirx.IntImm("int64", n) for n in (rows, width))
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(
+        cos_handle: T.handle,
+        sin_handle: T.handle,
+        end: T.handle if counted else T.int64,  # type: ignore[valid-type]
+        cosines_handle: T.handle,
+        sines_handle: T.handle,
+    ) -> None:
+        T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
+        seq_len = T.int64()
+        cos = T.match_buffer(cos_handle, (size, wide), "float32")
+        sin = T.match_buffer(sin_handle, (size, wide), "float32")
+        cosines = T.match_buffer(cosines_handle, (seq_len, T.int64(1), wide), dtype)
+        sines = T.match_buffer(sines_handle, (seq_len, T.int64(1), wide), dtype)
+        first = T.meta_var(first_row(end, size, seq_len) if counted else end - seq_len)
+        for iters in T.grid(seq_len, wide):
+            with T.sblock("angles"):
+                s, d = T.axis.remap("SS", iters)
+                cosines[s, 0, d] = T.Cast(dtype, cos[first + s, d])
+                sines[s, 0, d] = T.Cast(dtype, sin[first + s, d])
+
+    return func
 
 
 @cached

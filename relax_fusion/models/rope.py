@@ -126,22 +126,18 @@ def rope_table(freq: np.ndarray, length: int, function: Callable[..., Any] = np.
 
 @dataclass(frozen=True)
 class Angles:
-    """Cosines and sines of the positions of one call, float32 ``[seq_len, 1, head_dim]``."""
+    """Cosines and sines of the positions of one call, ``[seq_len, 1, head_dim]``."""
 
     cos: Tensor
     sin: Tensor
 
     @staticmethod
-    def of(cos: Tensor, sin: Tensor, place: Place) -> Angles:
-        """Take the rows of the tables of `rope_table` that are for the tokens at a place."""
-        rows = map(place.rows, (cos, sin))
-        return Angles(*(op.reshape(r, (place.seq_len, 1, r.shape[1])) for r in rows))
+    def of(cos: Tensor, sin: Tensor, place: Place, dtype: str) -> Angles:
+        """Take the rows of the tables of `rope_table` that are for the tokens at a place.
 
-    def to(self, dtype: str) -> Angles:
-        """Round cosines and sines to the type of the heads, as transformers does."""
-        if dtype == "float32":
-            return self
-        return Angles(op.astype(self.cos, dtype), op.astype(self.sin, dtype))
+        Where heads are normalised, `dtype` is theirs, as transformers rounds; else float32.
+        """
+        return Angles(*place.angles(cos, sin, dtype))
 
     def turn(self, x: Tensor) -> Tensor:
         """Rotate heads ``[batch, seq_len, heads, head_dim]`` in the angles' type, rounded once.
