@@ -149,7 +149,7 @@ class Steps(Suite):
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--model", default=MODEL, help="a LLaMA or GPT-2 of relax_fusion.models.CONFIGS")
+        add("--model", default=MODEL, help="a LLaMA or GPT-2 of relax_fusion.models.zoo")
         add("--layers", type=int, help="of the model, all by default")
         add("--batch", type=int, default=1)
         add("--vocab", type=int, help="of the model by default")
