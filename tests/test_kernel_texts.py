@@ -86,6 +86,17 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
             keeps_row=True,
         ),
     ),
+    "PackedRows-streamed": (
+        *("h200", replace(PACKED, rows=1)),
+        PackedPlan(
+            *(8, 16, 2048, 8, 16, 8),
+            num_stages=2,
+            num_warps=4,
+            family="packed_rows",
+            keeps_row=True,
+            residents=4,
+        ),
+    ),
     "TensorCores": (
         *("a100", matmul(64, 64, 64, None)),
         TilePlan(64, 64, 32, 32, 32, 8, num_stages=2, num_warps=4, family="mma"),

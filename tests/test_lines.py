@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 79_130, 450
+LIBRARY = 79_860, 453
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 60_070
+TESTS = 60_240
 """The most lines of Python in ``tests/``."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .matrices_on_cpu import is_text
 from .warps_on_cpu import ELEMENT, LANES, Block
 
 
@@ -127,9 +128,12 @@ class WarpsBlock(Block):
         self.private[target.source][self.active, int(target.indices[0])] = found
 
     def load_shared(self, args: Any) -> None:
-        """Give each thread the 16 bytes at its address."""
-        targets, address = args[:4], np.asarray(self.value(args[4])).astype(int)
-        at = address[:, None] // ELEMENT + np.arange(16 // ELEMENT)
+        """Give each thread the words at its address: as many as there are registers."""
+        *targets, address = [a for a in args if not is_text(a)]
+        size = 4 * len(targets)
+        address = np.broadcast_to(np.asarray(self.value(address)).astype(int), self.active.shape)
+        assert (address % size == 0).all(), "a load must be aligned"
+        at = address[:, None] // ELEMENT + np.arange(size // ELEMENT)
         mine = self.active[:, None] // LANES
         common = self.stored[at] >= 0
         assert (self.stored[at] < self.met).all(), "no barrier behind a store"
@@ -141,15 +145,26 @@ class WarpsBlock(Block):
         )
         pending = [where for where, _ in self._on_their_way()]
         assert not any(np.isin(at, where).any() for where in pending), "a copy is on its way"
-        lines = address.reshape(-1, 8) // 16  # eight threads are served at once
-        one, other = lines[:, :, None], lines[:, None]
-        assert not ((one != other) & (one % 8 == other % 8)).any(), "different lines share a bank"
+        for group in np.unique(together := self.active // (LANES // len(targets))):
+            lines = np.unique(address[together == group] // size)
+            assert len(np.unique(lines % (128 // size))) == len(lines), (
+                "different lines share a bank"
+            )
         self.read[at], self.used[at] = self.epoch, self.met
         words = np.ascontiguousarray(self.shared[at]).view(np.uint32)
         for word, target in enumerate(targets):
-            self.private[target.source][self.active, int(target.indices[0])] = words[:, word]
+            found = words[:, word].view(self.private[target.source].dtype)
+            self.private[target.source][self.active, int(target.indices[0])] = found
 
     def store_operands(self, address: Any, values: list[Any]) -> np.ndarray:
+        if len(values) == 1:
+            to = np.broadcast_to(np.asarray(self.value(address)).astype(int), self.active.shape)
+            at = to[:, None] // ELEMENT + np.arange(4 // ELEMENT)
+            assert len(np.unique(at)) == at.size, "two stores meet"
+            words = np.broadcast_to(values[0], to.shape).astype(np.uint32)
+            self.shared[at] = np.ascontiguousarray(words)[:, None].view(self.shared.dtype)
+            self.stored[at] = self.met
+            return at
         at = super().store_operands(address, values)
         self.stored[at] = self.met
         return at

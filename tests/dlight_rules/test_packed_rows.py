@@ -50,6 +50,7 @@ WORKS = {
     "norm of a sum": replace(NORMED, norm=replace(RMS, residual=True)),
     "two": replace(NORMED, outputs=TWO),
     "rope": replace(NORMED, outputs=ROPED),
+    "rope and plain": replace(NORMED, outputs=(*ROPED, *TWO)),
     "gated": GATED,
     "gated apart": replace(GATED, merged=False),
     "eight bits": replace(PLAIN, outputs=(Projection(64, "nk", packed=Q8),)),
@@ -59,15 +60,22 @@ WORKS = {
     "e4m3 gated": replace(GATED, packed=BYTES["e4m3 of blocks"]),
     "e4m3 and odd k": replace(NORMED, k=200, outputs=(Projection(40, "nk", packed=TENSOR),)),
 }
-QUICK = [("gated", 3), ("norm of a sum", 16), ("eight bits", 16), ("e4m3 gated", 3), ("e5m2", 3)]
+QUICK = [
+    ("gated", 3),
+    ("rope and plain", 3),
+    ("norm of a sum", 16),
+    ("eight bits", 16),
+    ("e4m3 gated", 3),
+    ("e5m2", 3),
+]
 """Codes of three kinds, each height, and all that is in front of the products or behind them."""
 
 
 def plans(work: Any) -> list[PackedPlan]:
-    """Return a narrow plan of each height, and for few rows one that keeps its row."""
+    """Return a narrow plan of each height, and for few rows some that keep a row."""
     found = [p for p in candidates(work, H200, "tir") if isinstance(p, PackedPlan)]
     found.sort(key=lambda p: (p.block_n, p.num_warps))
-    chosen = {(p.block_m, p.keeps_row): p for p in reversed(found)}
+    chosen = {(p.block_m, p.keeps_row, p.residents): p for p in reversed(found)}
     return [p for p in chosen.values() if work.rows <= 3 or not p.keeps_row]
 
 

@@ -114,6 +114,9 @@ class Block(Matrices):
         for statement in node.seq:
             self.run(statement)
 
+    def _AttrStmt(self, node: Any) -> None:
+        self.run(node.body)
+
     def _DeclBuffer(self, node: Any) -> None:
         self.views[node.buffer] = node.data.args[0]
 

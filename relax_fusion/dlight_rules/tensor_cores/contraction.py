@@ -32,6 +32,7 @@ from .few_rows_kernel import FewRowsKernel
 from .few_rows_ring import Launch, Place
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
+from .streamed_row import streamed_row_kernel
 from .sums import cluster_sums, leave_cluster, own_sums
 from .tile import NORM_BLOCKS, MmaTile, Product, RowNorm, int32, int64, last_tile, tiles_of, whole
 from .wgmma_kernel import WgmmaKernel
@@ -202,6 +203,9 @@ def few_rows_kernel(
     Without a device, it runs where a kernel begins behind those in front of it.
     """
     dequantises = product.weight_is_computed
+    if isinstance(plan, PackedPlan) and plan.residents:
+        assert dev is not None, "so many thread blocks as a device holds"
+        return streamed_row_kernel(product, plan, norm, dev)
     height = PackedPlan.of(plan).height if dequantises else plan.block_m
     tiles_m = (product.rows + int64(height - 1)) // int64(height)
     tiles_n = tiles_of(product.columns, plan.block_n)

@@ -63,10 +63,8 @@ class DequantisedRowsKernel:
         self.stages = min(plan.num_stages, self.steps)
         self.tiles_m, self.tiles_n = plan.block_m // MMA_ROWS, plan.block_n // MMA_COLUMNS
         self.columns = self.tiles_n * COLUMNS
-        self.dequantisers = [
-            Dequantiser(product.neighbours(part, self.width), self.columns, self.stages)
-            for part in range(product.parts)
-        ]
+        self.neighbours = [product.neighbours(part, self.width) for part in range(product.parts)]
+        self.dequantisers = [Dequantiser(n, self.columns, self.stages) for n in self.neighbours]
         self.x = scratch("x_words", self.tiles_m * self.width // 2, "uint32", "local")
         tiles = product.parts * self.tiles_n
         self.sums = scratch("sums", tiles * self.tiles_m * 4, "float32", "local")
@@ -234,7 +232,7 @@ class DequantisedRowsKernel:
     def _multiply(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Compute the weights of a step, and multiply them."""
         self._read(step, stage)
-        pairs = self.dequantisers[0].neighbours.pairs()
+        pairs = self.neighbours[0].pairs()
         x = [self._paired(m * self.width // 2, pairs) for m in range(self.tiles_m)]
         multiply = ptx[INSTRUCTIONS[self.product.dtype].mma]
         piece = self._piece_at(step)

@@ -18,6 +18,7 @@ from .tile import RowNorm, int32, int64
 
 if TYPE_CHECKING:
     from .dequantised_rows import DequantisedRowsKernel
+    from .streamed_row import StreamedRowKernel
 
 BANKS = 8
 """Shared memory is read and written in this many banks of 16 bytes."""
@@ -44,7 +45,9 @@ class ResidentRow:
     weights come out of their words.
     """
 
-    def __init__(self, kernel: DequantisedRowsKernel, norm: RowNorm | None) -> None:
+    def __init__(
+        self, kernel: DequantisedRowsKernel | StreamedRowKernel, norm: RowNorm | None
+    ) -> None:
         """Allocate registers, in the block that is open."""
         self.kernel, self.norm, self.width = kernel, norm, kernel.width
         self.units = kernel.product.depth // self.width
@@ -131,9 +134,8 @@ class ResidentRow:
 
     def _store(self, turn: tirx.Expr, unit: tirx.Expr) -> None:
         """Normalise neighbours, and store them in pairs; zeros where there are none."""
-        order = [e for pair in self.kernel.dequantisers[0].neighbours.pairs() for e in pair]
         zero = tirx.const(0.0, self.kernel.product.dtype)
-        for place, element in enumerate(order):
+        for place, element in enumerate(self._order()):
             value = self._value(turn, element)
             if self.stored > self.units:
                 value = tirx.Select(unit < int32(self.units), value, zero)
@@ -143,6 +145,11 @@ class ResidentRow:
             at = self.address(unit * int32(self.width // PIECE) + int32(first // PIECE))
             words = [T.reinterpret("uint32", pair) for pair in pairs]
             T.evaluate(ptx["st.shared.v4.b32"](at, *words))
+
+    def _order(self) -> list[int]:
+        """Return neighbours in the order in which weights come out of their words."""
+        pairs = self.kernel.neighbours[0].pairs()
+        return [element for pair in pairs for element in pair]
 
     def _value(self, turn: tirx.Expr, element: int) -> tirx.Expr:
         """Return an element of those that are loaded, normalised."""

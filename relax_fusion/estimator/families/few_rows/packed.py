@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from ....validation import Natural
 from ...family import OWN_BASELINE_ERROR, Breaks, Offer
 from ...gpu_cost import ISSUE_PER_CLOCK, Rates, resident_blocks
 from ...limits import SYSTEM_SMEM_BYTES
@@ -31,6 +32,7 @@ from ..matmuls import (
     packed_form,
     refuses_scattered,
 )
+from . import streamed
 from .tiles import (
     MEMBERS,
     MMA_COLUMNS,
@@ -87,9 +89,13 @@ class PackedPlan(TilePlan):
     keeps_row : bool
         Whether a thread block normalises a row and keeps it in shared memory; it has one row then.
         Else warps load with the words what they multiply, and a kernel in front normalises.
+    residents : int
+        Thread blocks of a multiprocessor that take one tile after the other, all at once on the
+        device, and keep their row (`streamed`); 0 where each block has one tile.
     """
 
     keeps_row: bool = False
+    residents: Natural = 0
 
     @property
     def height(self) -> int:
@@ -127,6 +133,8 @@ class PackedRows(GpuMatmul):
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS:
             return
+        own = [*_streamed_plans(problem)]
+        yield from own
         for block_m, columns, warps, ahead in product(
             (MMA_ROWS, MOST_ROWS), BLOCK_COLUMNS, BLOCK_WARPS, AHEAD
         ):
@@ -147,12 +155,24 @@ class PackedRows(GpuMatmul):
                 family=PACKED_FAMILY,
             )
             yield offered(plan)
-            if block_m == MMA_ROWS:
+            if block_m == MMA_ROWS and not own:
                 yield offered(replace(plan, keeps_row=True), last=1)
 
     def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what its tiles ask for, and what a block has not."""
+        own = PackedPlan.of(plan)
         family, chunk = f"family {PACKED_FAMILY!r}", MEMBERS * width(problem.work.k)
+        columns = MMA_COLUMNS
+        if own.residents:
+            if (reason := _unstreamed(problem)) is not None:
+                yield f"residents is {own.residents}, but {reason}"
+                return
+            if own.residents not in streamed.LATE_S:
+                yield f"residents is {own.residents}, {family} has {[*streamed.LATE_S]}"
+                return
+            chunk, columns = streamed.CHUNK, MMA_COLUMNS // problem.shape.parts
+            if plan.block_n != columns or not own.keeps_row:
+                yield f"block_n is {plan.block_n}, {family} streams {columns} and keeps its row"
         if plan.block_m not in (MMA_ROWS, MOST_ROWS):
             yield f"block_m is {plan.block_m}, {family} has tiles of {MMA_ROWS} or {MOST_ROWS}"
         given = {
@@ -164,19 +184,50 @@ class PackedRows(GpuMatmul):
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, {family} has {value} with these weights"
-        if plan.block_n % MMA_COLUMNS:
-            yield f"block_n is {plan.block_n}, {family} takes multiples of {MMA_COLUMNS}"
+        if plan.block_n % columns:
+            yield f"block_n is {plan.block_n}, {family} takes multiples of {columns}"
         yield from matmul_limits(_footprint(plan, problem), plan, problem)
 
     def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
         """Price the launch, with that of a norm where blocks do not normalise."""
         foot, columns = _footprint(plan, problem), Columns.of(problem.shape)
-        return TilePrice(problem.dev, foot, _tile(plan, foot, problem), RATES, columns)
+        rates = streamed.RATES if PackedPlan.of(plan).residents else RATES
+        return TilePrice(problem.dev, foot, _tile(plan, foot, problem), rates, columns)
+
+
+def _unstreamed(problem: MatmulProblem) -> str | None:
+    """Return why weights are not streamed for one row; None if they are."""
+    form = packed_form(problem.work)
+    assert form is not None
+    return streamed.refuses(form, problem.work.k, problem.work.dtype)
+
+
+def _streamed_plans(problem: MatmulProblem) -> Iterator[Offer]:
+    """Yield what streams one row."""
+    shape = problem.shape
+    if _unstreamed(problem) is not None:
+        return
+    for warps, residents, ahead in streamed.shapes(shape.k, problem.dev):
+        block_n = MMA_COLUMNS // shape.parts
+        plan = PackedPlan(
+            *(MMA_ROWS, block_n, streamed.CHUNK * warps),
+            reg_m=MMA_ROWS,
+            reg_n=block_n,
+            lanes=PIECE,
+            num_stages=ahead,
+            num_warps=warps,
+            family=PACKED_FAMILY,
+            keeps_row=True,
+            residents=residents,
+        )
+        yield offered(plan, last=1)
 
 
 def _footprint(plan: TilePlan, problem: MatmulProblem) -> Footprint:
     """Return what is copied ahead or the sums of warps, and what a thread holds."""
     shape = problem.shape
+    if PackedPlan.of(plan).residents:
+        return streamed.footprint(plan, shape.k, plan.num_warps * problem.dev.warp_size)
     columns, neighbours = shape.parts * plan.block_n, width(shape.k)
     held, tall = columns // 8, plan.block_m // MMA_ROWS
     x, words = tall * neighbours // 2, held * neighbours * _bits(problem.work) // 32
@@ -196,6 +247,10 @@ def _tile(plan: TilePlan, foot: Footprint, problem: MatmulProblem) -> Tile:
     shape, dev, norm, own = problem.shape, problem.dev, problem.work.norm, PackedPlan.of(plan)
     columns, height = plan.block_n * shape.parts, plan.block_m // MMA_ROWS
     inside = own.keeps_row and not (norm is not None and norm.residual)
+    in_front, row_s = shape.has_norm and not inside, INSIDE_S * (shape.has_norm and inside)
+    if own.residents:
+        found = streamed.tile(plan, own.residents, shape, dev)
+        return found._replace(in_front=in_front, row_s=row_s)
     each = (UNPACKING + MULTIPLYING * height) / dev.warp_size / ISSUE_PER_CLOCK
     clocks = columns * plan.block_k * each
     return Tile(
@@ -213,8 +268,8 @@ def _tile(plan: TilePlan, foot: Footprint, problem: MatmulProblem) -> Tile:
         asked_bytes=plan.block_k * shape.in_bytes * own.height,
         sums=columns * plan.num_warps * plan.block_m,
         rereads=1.0,
-        in_front=shape.has_norm and not inside,
-        row_s=INSIDE_S * (shape.has_norm and inside),
+        in_front=in_front,
+        row_s=row_s,
     )
 
 
