@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relax_fusion.dlight_rules.tensor_cores import contraction
-from relax_fusion.estimator import candidates, choose, violations
+from relax_fusion.estimator import candidates, choose, footprint, violations
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
 from relax_fusion.hardware.target import make_target
 from relax_fusion.workload import GatedFFN, NormMatmul, Packed, Projection
@@ -17,6 +17,7 @@ from relax_fusion.workload.reference import evaluate, numpy_dtype
 from .compiled import compiled, divergent_barriers, kernels
 from .generic_on_cpu import Launches, of_few_rows
 from .nodes import Node
+from .test_dependent import asked
 from .test_packed_rows import GATED, H200, PLAIN, Q4, RMS, arrays
 
 ONE = replace(PLAIN, rows=1)
@@ -126,7 +127,9 @@ def test_the_fastest_that_were_timed_are_chosen() -> None:
 def test_code() -> None:
     """Four blocks fit, no barrier is where threads diverge, and none waits before it has asked."""
     work = replace(GATED, rows=1, k=4096, n=14336)
-    source, _ = compiled(work, streamed(work)[0], make_target("h200"), fixed=True)
+    plan = streamed(work)[0]
+    source, host = compiled(work, plan, make_target("h200"), fixed=True)
+    assert asked(host) == {footprint(work, plan, H200).smem_bytes}
     (kernel,) = kernels(source)
     assert "__launch_bounds__(128, 4)" in kernel
     assert divergent_barriers(kernel) == 0

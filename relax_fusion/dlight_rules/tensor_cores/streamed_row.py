@@ -102,8 +102,8 @@ class StreamedRowKernel:
         self.memory = Streamed(product.depth, plan.num_warps, plan.num_stages)
         self.steps = self.memory.units
         self.is_shifted = product.dtype == "float16"
-        size = max(self.memory.size, launch.shared_bytes) // SUM_BYTES
-        self.shared = scratch("shared", size, "float32", "shared.dyn")
+        size = max(self.memory.size, launch.shared_bytes)
+        self.shared = scratch("shared", size // SUM_BYTES, "float32", "shared.dyn")
         self.base = scratch("base", 1, "uint32", "local")
         start = cuda_cvta_generic_to_shared(self.shared.access_ptr("rw"))
         T.buffer_store(self.base, start, [0])
@@ -300,13 +300,14 @@ def streamed_row_kernel(
     product: Product, plan: PackedPlan, norm: RowNorm | None, dev: DeviceSpec
 ) -> tirx.Stmt:
     """Return the kernel of one product, and of the norm in front of it if one is given."""
-    width, most = tile_columns(product), plan.residents * dev.sm_count
-    tiles = tiles_of(product.columns, width)
-    grid = tirx.min(tiles, int32(most))
-    blocks = None
-    if isinstance(product.columns, int):
-        blocks = min(ceil_div(product.columns, width), most)
-        grid = int32(blocks)
+    columns, width = product.columns, tile_columns(product)
+    most = plan.residents * dev.sm_count
+    if isinstance(columns, int):
+        grid = int32(min(ceil_div(columns, width), most))
+    else:
+        grid = tirx.min(tiles_of(columns, width), int32(most))
+    # Without the memory of its share (`Launch.on`): so the study had it that was timed
+    launch = Launch(early=dev.capabilities.dependent_launch)
     read = product.operands()
     if norm:
         normed = norm.result.body.buffer
@@ -323,8 +324,6 @@ def streamed_row_kernel(
         T.writes(whole(product.out.body.buffer))
         place = Place(thread, int64(block // grid), int64(0), int32(0))
         with T.attr(int32(0), "tirx.launch_bounds_min_blocks_per_sm", int32(plan.residents)):
-            kernel = StreamedRowKernel(
-                plan, product, norm, place, Launch.on(dev, blocks), (block % grid, grid)
-            )
-            kernel.emit()
+            own = block % grid, grid
+            StreamedRowKernel(plan, product, norm, place, launch, own).emit()
     return builder.get().body.block.body
