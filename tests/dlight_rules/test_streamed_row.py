@@ -136,5 +136,6 @@ def test_code() -> None:
     (kernel,) = kernels(source)
     assert "__launch_bounds__(128, 4)" in kernel
     assert divergent_barriers(kernel) == 0
+    assert "& (uint)2139095040) == (uint)2139095040" in kernel  # which NaN passes
     first = kernel.index("cp_async_commit")
     assert first < kernel.index("griddepcontrol_wait") < kernel.index("x_ptr", first)

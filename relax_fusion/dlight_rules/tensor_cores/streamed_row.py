@@ -54,6 +54,9 @@ STEP_BYTES = MEMBERS * GROUP * 2
 SUBNORMAL = 2.0**-24
 """What a field counts whose bits are taken for a number of float16."""
 
+INFINITY = 0x7F800000
+"""The bits of the exponent of a float32, which are all set where it is infinity or NaN."""
+
 ORDER = (0, 4, 2, 6, 1, 5, 3, 7)
 """The elements of a word in pairs: both of a pair are in its halves, the first two pairs in the
 lowest bits of bytes, the others above them."""
@@ -271,9 +274,9 @@ class StreamedRowKernel:
                 found = [self.shared[at + int32(w * MMA_COLUMNS)] for w in range(plan.num_warps)]
                 unit = tirx.const(1 / SUBNORMAL if self.is_shifted else 1.0, "float32")
                 T.buffer_store(self.totals, sum(found[1:], found[0]) * unit, [part])
-                most = tirx.const(3e38, "float32")
-                total = self.totals[part]
-                with T.If(tirx.Not(tirx.all(total < most, total > -most))), T.Then():
+                # By its bits: TVM takes "not less" for "at least", which NaN is not
+                exponent = T.reinterpret("uint32", self.totals[part]) & uint32(INFINITY)
+                with T.If(exponent == uint32(INFINITY)), T.Then():
                     self._add_up_anew(part, column)
             row = self.place.first_row
             results = product.results(row, column, lambda part: self.totals[part])
