@@ -66,6 +66,7 @@ from .transforms.report_leftovers import ReportLeftovers
 from .transforms.views import FoldReshapes, ReturnReshapedViews
 from .transforms.whole_graph import KeepResults
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
+from .triton_bridge.append import AppendInAttention
 from .triton_bridge.sources import CompileAhead, RecordSources
 
 
@@ -129,11 +130,13 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     """Make kernels of all PrimFuncs: ours by their plans, the others by safe rules."""
-    triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
+    appends, triton = [], []
+    if has_triton(options.target):
+        appends, triton = [AppendInAttention()], [EmitTritonKernels(options.target)]
     exact = [RoundConstants()] if is_gpu(options.target) else []
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
-    first = [MarkFixedArguments(options.target), schedule_kernels(options)]
+    first = [*appends, MarkFixedArguments(options.target), schedule_kernels(options)]
     rest = [*triton, *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]

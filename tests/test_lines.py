@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 79_860, 453
+LIBRARY = 80_250, 454
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 60_240
+TESTS = 60_470
 """The most lines of Python in ``tests/``."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import spec
@@ -169,10 +170,35 @@ def export(
     bound = {UPPER: {TOTAL: max_seq_len}, HINTS_ATTR: [TOTAL]} if caches else {}
     name = "decode" if caches else "encode"
     mod[name] = mod[name].with_attrs({BOUND_ATTR: True, **bound})
+    for function in specs if caches else ():
+        mod[function] = _within_caches(mod[function], max_seq_len)
     recipes = family.recipes(config, max_seq_len)
     params = tuple(_param_spec(name, param, recipes) for name, param in named)
     sizes = (caches, max_seq_len, batch)
     return ExportedModel(mod, params, config, dtype, tuple(specs), *sizes, quantization, seq_len)
+
+
+def _within_caches(func: relax.Function, rows: int) -> relax.Function:
+    """Return a function of a decoder that fails before it does anything where caches are too short.
+
+    ``total_len <= rows``, and of a prompt ``seq_len <= total_len``, as sizes that are `rows` and 0
+    then: TVM's error has what they are, and what they should be.
+    """
+    ids, lengths = (next(p.ty for p in func.params if isinstance(p.ty, t)) for t in _SIZED)
+    (total,), seq_len = lengths.values, ids.shape.values[1]
+    most = tirx.IntImm("int64", rows)
+    zero = tirx.IntImm("int64", 0)
+    size = relax.ShapeExpr([tirx.max(total, most), tirx.max(seq_len - total, zero)])
+    sizes = relax.Var("sizes", size.ty)
+    within = relax.ShapeType([most, zero])
+    first = relax.BindingBlock(
+        [relax.VarBinding(sizes, size), relax.MatchCast(relax.Var("within", within), sizes, within)]
+    )
+    body = relax.SeqExpr([first, *func.body.blocks], func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+
+_SIZED = relax.TensorType, relax.ShapeType
 
 
 def _param_spec(name: str, param: nn.Parameter, recipes: Mapping[str, Recipe]) -> ParamSpec:

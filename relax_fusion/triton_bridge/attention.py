@@ -35,7 +35,7 @@ from ..hardware import DeviceSpec
 from ..hardware.instructions import WARP_GROUP_MMA
 from ..launch.arguments import OUT, TensorMap, Workspace
 from ..workload import DTYPE_BYTES, Attention
-from .attention_call import AttentionCall, Case, at_least, at_most, int32, int64
+from .attention_call import Appended, AttentionCall, Case, at_least, at_most, int32, int64
 from .kernels.attention_combine import attention_combine
 from .kernels.attention_flash import attention_flash
 from .kernels.attention_flash_scores import late_scale
@@ -67,15 +67,17 @@ def attention_cases(
     most_queries: int | None,
     dev: DeviceSpec,
     workspaces: dict[str, Workspace],
+    appended: Appended | None = None,
 ) -> list[Case]:
     """Return the launches that compute `work`, the last ones on the condition True.
 
     `inputs` are tensors, and maybe the number of keys, in the order of ``work.graph``; the plan
     serves up to `most_queries` positions.  `workspaces` gets the workspaces, for the plans of other
-    ranges to use the same.
+    ranges to use the same.  What is `appended`, plans of family "attention" write into k and v.
     """
+    operands = named_operands(work, inputs)
     own = AttentionPlan.of(plan)
-    a = AttentionCall(work, own, named_operands(work, inputs), most_queries, dev, workspaces)
+    a = AttentionCall(work, own, operands, most_queries, dev, workspaces, appended)
     whole = {"attention": _pointer, "flash": flash_cases}
     if plan.family in whole:
         return whole[plan.family](a)

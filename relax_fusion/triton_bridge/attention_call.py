@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton.runtime.jit import JITFunction
-from tvm import tirx
+from tvm import ir, tirx
 
 from ..estimator.families.triton_attention.tiles import AttentionPlan
 from ..hardware import DeviceSpec
-from ..launch.arguments import OUT, Part, Workspace, row_major_strides
+from ..launch.arguments import OUT, InOut, Part, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
 from .kernel import KernelOptions
 from .kernels.attention_core import LOG2_E, Constants, HeadTensor
@@ -21,6 +21,28 @@ from .operands import given_or
 
 Case = tuple[Any, Sequence[AnyStep]]
 """A condition, and the launches, in order, where it is the first of several that holds."""
+
+
+APPENDS_ATTR = "relax_fusion.appends"
+"""PrimFunc attribute: as `APPEND_ATTR` has it, of the two parameters in front of the result."""
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Tensors ``[batch, 1, heads * features]`` of a new key and value, and their first heads."""
+
+    k: ir.Expr
+    v: ir.Expr
+    first_k: int
+    first_v: int
+
+    @classmethod
+    def of(cls, func: tirx.PrimFunc, tensors: Sequence[ir.Expr]) -> Appended | None:
+        """Return what a function appends, of its inputs; None if it does not."""
+        heads = (func.attrs or {}).get(APPENDS_ATTR)
+        if heads is None:
+            return None
+        return cls(tensors[-2], tensors[-1], int(heads["keys"]), int(heads["values"]))
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,8 @@ class AttentionCall:
         Where it will run.
     workspaces : dict
         Workspaces so far.
+    appended : Appended, optional
+        The last key and value, which are to be written into k and v.
     """
 
     work: Attention
@@ -49,6 +73,7 @@ class AttentionCall:
     most_queries: int | None
     dev: DeviceSpec
     workspaces: dict[str, Workspace]
+    appended: Appended | None = None
 
     @property
     def batch(self) -> Any:
@@ -95,7 +120,19 @@ class AttentionCall:
     def pointer_arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel that gets q, k and v as pointers."""
         pointers = {name: self.heads(name) for name in ("q", "k", "v")}
+        if (new := self.appended) is not None:
+            for index, name in enumerate("kv", start=1):
+                pointers[name] = pointers[name]._replace(ptr=InOut(self.operands[name], index))
+            pointers["new_k"] = self._one_row(new.k, new.first_k, self.work.head_dim)
+            pointers["new_v"] = self._one_row(new.v, new.first_v, self.work.v_dim)
         return {**pointers, **self.other_arguments(), "KV_LEN": self._key_count()}
+
+    def _one_row(self, tensor: ir.Expr, first: int, width: int) -> HeadTensor:
+        """Return the heads from `first` on of a tensor with one row of heads a batch entry."""
+        row = 1
+        for size in sizes(tensor)[1:]:
+            row *= size
+        return HeadTensor(Part(tensor, first * width), row, 0, width)
 
     def _key_count(self) -> Any:
         """Return the number of keys as an argument of a kernel."""
@@ -153,6 +190,7 @@ class AttentionCall:
             "alibi": work.alibi is not None,
             "sinks": work.sinks is not None,
             "counted": work.lengths is not None,
+            "appends": self.appended is not None,
             "block_m": self.plan.block_m,
             "block_n": self.plan.block_n,
             "pdl": self.dependent,

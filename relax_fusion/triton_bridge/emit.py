@@ -31,11 +31,12 @@ from ..transforms.modules import with_functions
 from ..transforms.running import making
 from ..workload import Attention, Chain, DynamicDim, Workload
 from .attention import attention_cases, empty_cases
-from .attention_call import Case
+from .attention_call import Appended, Case
 from .compile import Made, try_kernels
 from .contraction import contraction_steps
 from .generated.launch import generated_steps
 from .launches import AnyStep, FixedWeights, SourceStep, Step
+from .operands import named_operands
 from .specialize import specialize
 
 
@@ -44,7 +45,8 @@ class Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
-    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.
+    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes, `appended`
+    what an attention appends to its caches, which are inputs and outputs then.
     """
 
     func: tirx.PrimFunc
@@ -55,13 +57,19 @@ class Fused:
     dims: dict[str, ir.Expr]
     others: Others | None
     fixed: Fixed | None
+    appended: Appended | None
+
+    @property
+    def operands(self) -> list[ir.Expr]:
+        """The inputs that the workload has."""
+        return self.inputs[: len(self.work.graph.inputs)]
 
     def cases(self, dev: DeviceSpec) -> list[Case]:
         """Return conditions, and what is launched where they are the first that hold."""
         workspaces: dict[str, Workspace] = {}
         found: list[Case] = []
         if isinstance(self.work, Attention):
-            found += empty_cases(self.work, self.plans, self.inputs, dev)
+            found += empty_cases(self.work, self.plans, self.operands, dev)
         others: Any = True  # no box of the plans before that are not for Triton
         for here, bounds, plan in self.served():
             if is_launched(plan):
@@ -103,7 +111,8 @@ class Fused:
         """Return the launches of a plan, at sizes within bounds."""
         most = self._most(bounds)
         if isinstance(self.work, Attention):
-            return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
+            given = self.work, plan, self.operands, most, dev, workspaces
+            return attention_cases(*given, self.appended)
         if isinstance(self.work, Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
@@ -211,13 +220,17 @@ def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, Fused]) -> None:
     """Refuse calls that would stay as they are, of functions that take other arguments then."""
     for gvar, func in mod.functions_items():
         for call in found_in(func, ir.Call):
-            args = call.args[1:] if is_call(call, "relax.call_tir") else call.args
+            args = call.args[1:] if _is_call_tir(call) else call.args
             for used in (call.op, *args):
                 if isinstance(used, ir.GlobalVar) and used in fused:
                     raise LoweringError(
                         f"{gvar.name_hint} uses {used.name_hint}, which is for Triton, otherwise "
                         "than by R.call_tir; run EmitTritonKernels before what lowers R.call_tir"
                     )
+
+
+def _is_call_tir(call: relax.Call) -> bool:
+    return is_call(call, "relax.call_tir") or is_call(call, "relax.call_tir_inplace")
 
 
 def fused_of(func: tirx.PrimFunc) -> Fused | None:
@@ -233,8 +246,13 @@ def fused_of(func: tirx.PrimFunc) -> Fused | None:
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
     others = Others(func, inputs) if False in launched else None
+    appended = Appended.of(func, inputs)
+    if appended is not None:
+        of = named_operands(work, inputs[: len(graph.inputs)])
+        outputs += [of[name].ty for name in ("k", "v")]
+        params = [*params[: len(graph.inputs)], *params[-count:]]
     dims = dims_of(graph, params)
-    return Fused(func, work, plans, inputs, outputs, dims, others, Fixed.of(func))
+    return Fused(func, work, plans, inputs, outputs, dims, others, Fixed.of(func), appended)
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -277,7 +295,7 @@ class _Rewriter(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Rewrite the calls of the functions that were replaced."""
         call = super().visit_call_(call)
-        if not is_call(call, "relax.call_tir") or call.args[0] not in self.made:
+        if not _is_call_tir(call) or call.args[0] not in self.made:
             return call
         gvar = call.args[0]
         inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)

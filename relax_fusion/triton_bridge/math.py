@@ -34,6 +34,16 @@ def inverse(x):
 
 
 @triton.jit
+def to_l2(pointers):
+    """Have the lines at `pointers` brought to L2, and wait for nothing."""
+    if not _INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+            "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def gelu(x):
     """Return the exact GELU, ``x * Phi(x)``, of a float32 tensor of any shape.
 

@@ -58,6 +58,29 @@ def test_one_graph_compiles_for_a_gpu(name: str) -> None:
     assert RUN_OR_CAPTURE in compiled.as_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "tokens", "total", "numbers"),
+    [
+        ("decode", 1, 23, "23 vs. 22"),
+        ("prefill", 23, 23, "23 vs. 22"),
+        ("prefill", 5, 3, "2 vs. 0"),
+    ],
+)
+def test_caches_that_are_too_short_are_an_error_with_both_numbers(
+    name: str, tokens: int, total: int, numbers: str
+) -> None:
+    model = tiny(1, None)
+    machine = relax.VirtualMachine(compile_for_test(model), tvm.cpu())
+    zeros = lambda shape, dtype: tvm.runtime.tensor(np.zeros(shape, dtype))  # noqa: E731
+    caches = [zeros(shape, "float16") for shape in model.cache_shapes]
+    params = [zeros(p.shape, p.dtype) for p in model.params]
+    length = [zeros((1,), "int32")] if name == "decode" else []
+    shape = tvm.runtime.ShapeTuple([total])
+    with pytest.raises(RuntimeError, match=numbers):
+        machine[name](zeros((1, tokens), "int32"), *length, shape, caches, params)
+    assert not any(cache.numpy().any() for cache in caches)
+
+
 @pytest.mark.parametrize("length", [0, 3, 4, 9])
 @pytest.mark.parametrize("merged", [True, False])
 def test_no_row_behind_a_cache_is_written(length: int, merged: bool) -> None:
@@ -71,10 +94,9 @@ def test_no_row_behind_a_cache_is_written(length: int, merged: bool) -> None:
         given = [np.ones((2, 1, 6), "float32")]
     memory = [tvm.runtime.tensor(np.zeros((3, 4, 1, 2), "float32")) for _ in "kv"]
     caches: list[Any] = [m._create_view((2, 4, 1, 2), "float32", 0) for m in memory]
-    queries = [tvm.runtime.empty((2, 1, 1, 2), "float32")] * merged
     count = tvm.runtime.tensor(np.array([length], "int32"))
     run = tvm.compile(made.with_attr("global_symbol", "main"), quick_host())["main"]
-    run(*map(tvm.runtime.tensor, given), *caches, count, *queries)
+    run(*map(tvm.runtime.tensor, given), *caches, count)
     expected = np.zeros((3, 4, 1, 2), "float32")
     expected[:2, min(length, 3)] = 1
     for found in memory:

@@ -15,7 +15,7 @@ from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec, device
-from relax_fusion.launch.arguments import Out, Part, Workspace, is_number, is_tensor
+from relax_fusion.launch.arguments import InOut, Out, Part, Workspace, is_number, is_tensor
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
@@ -118,6 +118,8 @@ def launch_of(
             part = f"{name} from {value.start}"
             tensors[part], dtypes[part] = tensors[name].reshape(-1)[value.start :], dtypes[name]
             return part
+        if isinstance(value, InOut):
+            return inputs[value.tensor.name]
         return inputs[value.name] if is_tensor(value) else values(value)
 
     args = {name: known(value) for name, value in step.args.items()}

@@ -71,6 +71,8 @@ class Constants(NamedTuple):
     """Whether programs share the keys."""
     counted: bool = False
     """Whether a tensor tells `attention_pointer` how many keys there are."""
+    appends: bool = False
+    """Whether it writes the last key and value."""
     parts: int = 0
     """What `attention_combine` merges, at most."""
     q_stages: int = 0

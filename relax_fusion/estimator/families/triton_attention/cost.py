@@ -25,6 +25,7 @@ from .tiles import (
     HALVES_BLOCKS,
     AttentionPlan,
     bias_tiles,
+    few_scores,
     heads_of_tile,
     key_parts,
     padded,
@@ -44,6 +45,11 @@ QUERIES_FIRST_S = 0.45e-6
 FETCH_S, FETCH_S_PER_BYTE = 0.84e-6, 19e-12
 """From asking for a block of keys and values to having it, and for each of its bytes.  With s
 stages s - 1 of them are on their way."""
+
+STAGE_S = 0.25e-6
+"""What a pointer program takes for each stage that asks for a block where there is none: with one
+block of 64 keys, two stages took 3.2 us and four 3.8 (`2026-11-29-decode_attention.log`).  The
+matmuls behind it took up to a tenth longer, too, beside the shared memory of four."""
 
 FRAGMENT_STEP_S, FRAGMENT_STEP_S_PER_SCORE = 0.47e-6, 14e-9
 """What a pointer program alone takes for a block that passes through registers into the matrix
@@ -138,6 +144,28 @@ def load(work: Attention, plan: AttentionPlan, dev: DeviceSpec, size: AttentionS
         per_sm = programs / dev.sm_count
         rounds = max(1.0, per_sm / held)
     return Load(programs, parts, mean, most, per_sm, held, rounds)
+
+
+def pointer_first_s(work: Attention, plan: AttentionPlan, blocks: float) -> float:
+    """Return what a pointer program of so many blocks takes until the first of them is there."""
+    queries = 0.0 if few_scores(plan) else QUERIES_FIRST_S
+    idle = STAGE_S * max(0.0, plan.num_stages - 1 - blocks)
+    return FILL_S["attention"] + fetch_s(work, plan) + queries + idle
+
+
+def pointer_step_s(work: Attention, plan: AttentionPlan, dev: DeviceSpec, blocks: float) -> float:
+    """Return what a pointer program alone takes for each of its blocks of keys, on average.
+
+    It waits for none of those that it asked for at first.
+    """
+    under_way = max(1, plan.num_stages - 1)
+    waits = fetch_s(work, plan) / under_way * min(1.0, max(0.0, blocks - under_way))
+    return joined(chain_s(work, plan, dev), waits)
+
+
+def fetch_s(work: Attention, plan: AttentionPlan) -> float:
+    """Return the time from asking for a block of keys and values to having it."""
+    return FETCH_S + block_bytes(work, plan) * FETCH_S_PER_BYTE
 
 
 def short_s(work: Attention, plan: AttentionPlan) -> float:

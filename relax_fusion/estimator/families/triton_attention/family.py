@@ -34,7 +34,6 @@ from .tiles import (
     HALVES_BLOCKS,
     AttentionPlan,
     capacity,
-    few_scores,
     key_parts,
     padded,
     register_values,
@@ -173,13 +172,9 @@ def _predict(plan: AttentionPlan, work: Attention, dev: DeviceSpec, of: Size) ->
         edges = cost.edges(work, plan, size)
         times["compute"] = load.blocks * cost.block_s(work, plan, dev) + load.per_sm * edges
     if plan.family == "attention":
-        fetch = cost.FETCH_S + cost.block_bytes(work, plan) * cost.FETCH_S_PER_BYTE
-        first = (
-            cost.FILL_S["attention"] + fetch + (0.0 if few_scores(plan) else cost.QUERIES_FIRST_S)
-        )
-        waits = fetch / max(1, plan.num_stages - 1)
-        step = cost.joined(cost.chain_s(work, plan, dev), waits)
         blocks = max(load.rounds * load.mean, load.most)
+        first = cost.pointer_first_s(work, plan, blocks)
+        step = cost.pointer_step_s(work, plan, dev, blocks)
         times["latency"] = blocks * step + (load.rounds - 1) * first
         launch = dev.launch_s + first + cost.combine_s(work, plan, dev, size, load)
     seconds = launch + cost.joined(*times.values())
