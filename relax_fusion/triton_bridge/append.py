@@ -15,7 +15,6 @@ from ..estimator.ranges import served
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..transforms.modules import APPEND_ATTR, functions_of, with_functions
-from ..tvm_ir import structural_equal
 from ..workload import Attention
 from .attention_call import APPENDS_ATTR
 from .operands import named_operands
@@ -36,12 +35,15 @@ class _Site:
         args = self.append.value.args[1].fields
         return [args[0], args[len(args) - 4]]
 
+    @property
+    def rows(self) -> list[tuple[list[int] | None, str]]:
+        """Sizes of `new` behind the batch, None unless each is known; and their type."""
+        return [(_known(tensor.ty.shape.values[1:]), str(tensor.ty.dtype)) for tensor in self.new]
+
     def same(self, other: _Site) -> bool:
         """Tell whether one PrimFunc serves both."""
-        pairs = zip(self.new, other.new, strict=True)
-        return self.append.value.args[0].same_as(other.append.value.args[0]) and all(
-            structural_equal(a.ty, b.ty) for a, b in pairs
-        )
+        called = self.append.value.args[0].same_as(other.append.value.args[0])
+        return called and self.rows == other.rows
 
 
 @tvm.transform.module_pass(opt_level=0, name="AppendInAttention")
@@ -59,10 +61,10 @@ class AppendInAttention:
     `append` has the attribute `APPEND_ATTR`.  A launch less stands between the projection and the
     attention, which asks for the keys so far while the projection still runs.
 
-    declines when: there is more than one query, or the last key is not the one that is appended;
-    plans are not all of the kernel that reads keys through pointers; one of the calls of a fused
-    function has no such append, or another; the caches are read in between, or anything is changed
-    in place.
+    declines when: there is more than one query, or row that is appended; the last key is not that
+    one; plans are not all of the kernel that reads keys through pointers; one of the calls of a
+    fused function has no such append, or another; the caches are read in between, or anything is
+    changed in place.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -147,20 +149,29 @@ def _site(
     if sum(a.same_as(keys) or a.same_as(values) for a in args) != 2:
         return None
     places = [i for c in (keys, values) for i, a in enumerate(args) if a.same_as(c)]
-    return _Site(append, parts, attention, (places[0], places[1]))
+    site = _Site(append, parts, attention, (places[0], places[1]))
+    return site if all(sizes and sizes[0] == 1 for sizes, _ in site.rows) else None
+
+
+def _known(sizes: Sequence[tirx.Expr]) -> list[int] | None:
+    """Return sizes as integers, None if one is not known."""
+    found = [int(size) for size in sizes if isinstance(size, tirx.IntImm)]
+    return found if len(found) == len(sizes) else None
 
 
 def _is_step(work: Attention) -> bool:
     """Tell whether the last key is that of the only query, by a tensor that tells those before."""
     one = work.q_len == 1 and work.k_in is None and work.v_in is None
-    return one and work.lengths is not None and work.lengths.more == 1 and not work.lengths.by_batch
+    counted = work.lengths is not None and work.lengths.more == 1 and not work.lengths.by_batch
+    return one and counted and work.kv_layout == "bsnh"
 
 
 def _appending(func: tirx.PrimFunc, mod: ir.IRModule, site: _Site) -> tirx.PrimFunc:
     """Return the function with parameters for a new key and value in front of its result."""
+    batch = func.params[site.caches[0]].ty.shape[0]
     new = [
-        tirx.decl_buffer(list(tensor.ty.shape.values), str(tensor.ty.dtype), name)
-        for name, tensor in zip(("new_k", "new_v"), site.new, strict=True)
+        tirx.decl_buffer([batch, *(tirx.IntImm("int64", n) for n in sizes or ())], dtype, name)
+        for name, (sizes, dtype) in zip(("new_k", "new_v"), site.rows, strict=True)
     ]
     heads = mod[site.append.value.args[0]].attrs[APPEND_ATTR]
     params = [*func.params[:-1], *new, func.params[-1]]

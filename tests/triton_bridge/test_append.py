@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,18 +120,38 @@ def module(
     separate: bool = False,
     between: Edit | None = None,
     twice: bool = False,
+    rows: int = 1,
+    functions: Sequence[str] = ("main",),
 ) -> ir.IRModule:
-    """Return a function that appends, and attends to what is in the caches then."""
+    """Return functions that append `rows`, and attend to what is in the caches then."""
+    builder = relax.BlockBuilder()
+    for name in functions:
+        add(builder, name, work, separate, between, twice, rows)
+    return builder.get()
+
+
+def add(
+    builder: relax.BlockBuilder,
+    name: str,
+    work: Attention,
+    separate: bool,
+    between: Edit | None,
+    twice: bool,
+    rows: int,
+) -> None:
+    """Add a function."""
     n = tirx.Var("n", "int64")
-    shapes = {"qkv": (2, 1, 128), "k": (2, ROWS, 2, 16), "v": (2, ROWS, 2, 16), "length": (1,)}
+    b: Any = work.batch if isinstance(work.batch, int) else tirx.Var("b", "int64")
+    shapes = {"qkv": (b, rows, 128), "k": (b, ROWS, 2, 16), "v": (b, ROWS, 2, 16), "length": (1,)}
     given: dict[str, Any] = {
         name: relax.Var(name, relax.TensorType(shape, "int32" if name == "length" else "float16"))
         for name, shape in shapes.items()
     }
-    builder = relax.BlockBuilder()
-    with builder.function("main", [*given.values(), relax.Var("n", relax.ShapeType([n]))]):
+    with builder.function(name, [*given.values(), relax.Var("n", relax.ShapeType([n]))]):
         with builder.dataflow():
-            heads = builder.emit(relax.op.reshape(given["qkv"], (2, 1, 8, 16)))
+            heads = builder.emit(relax.op.reshape(given["qkv"], (b, rows, 8, 16)))
+            if rows > 1:
+                heads = builder.emit(relax.op.strided_slice(heads, [1], [0], [1]))
             new, func = [given["qkv"]], kv_append(HEADS, ROWS, "float16", True)
             if separate:
                 split = builder.emit(relax.op.split(heads, [4, 6], axis=2))
@@ -149,13 +169,12 @@ def module(
             )
             prim = build_prim_func(work, PlanTable.single(PLAN)).without_attr("global_symbol")
             gvar = builder.add_func(prim, "attention")
-            out = relax.TensorType((2, 1, 4, 16), "float16")
+            out = relax.TensorType((b, 1, 4, 16), "float16")
             for caches in [(keys, values), *([(given["k"], given["v"])] if twice else [])]:
                 operands = relax.Tuple([heads, *caches, given["length"], n])
                 results.append(builder.emit(relax.op.call_tir(gvar, operands, out)))
             result = builder.emit_output(relax.Tuple([*results, keys, values]))
         builder.emit_func_output(result)
-    return builder.get()
 
 
 def in_place(mod: ir.IRModule, name: str = "main") -> list[relax.Call]:
@@ -174,6 +193,12 @@ def test_an_append_becomes_a_part_of_the_attention(separate: bool) -> None:
     assert list(call.attrs.inplace_indices) == [-1, 1, 2]
 
 
+def test_functions_with_batches_of_their_own_share_an_attention() -> None:
+    work = replace(STEP, batch=DynamicDim("batch"))
+    mod = AppendInAttention()(module(work, functions=("main", "other")))
+    assert [g.name_hint for g in mod.get_global_vars()] == ["attention", "main", "other"]
+
+
 def overwritten(of: dict[str, Any]) -> relax.Call:
     """Return a call that changes what is appended."""
     return relax.op.call_inplace_packed(
@@ -188,6 +213,8 @@ DECLINED = {
     "the last key is not the new one": {
         "work": replace(STEP, lengths=Lengths("int32", False, 0)),
     },
+    "more rows are appended than the queried one": {"rows": 3},
+    "heads are in front of positions": {"work": replace(STEP, kv_layout="bnsh")},
     "there are several queries": {"work": replace(STEP, q_len=DynamicDim("q_len"))},
 }
 
@@ -198,8 +225,10 @@ def test_it_stays_a_kernel_of_its_own_where(why: str) -> None:
     assert tvm_ffi.structural_equal(AppendInAttention()(mod), mod)
 
 
-def test_a_token_of_a_model_launches_no_append() -> None:
-    exported = models.export(TWO_LAYERS, dtype="float16", max_seq_len=40, batch=1)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_a_token_of_a_model_launches_no_append(kv_heads: int) -> None:
+    config = replace(TWO_LAYERS, num_kv_heads=kv_heads)
+    exported = models.export(config, dtype="float16", max_seq_len=40, batch=1)
     options, mod = PipelineOptions(make_target("h200")), exported.mod
     with options.target:
         for _, phase, _ in PHASES[:4]:
