@@ -101,6 +101,8 @@ def _node(
     operands = [e for e in dict.fromkeys(_operands(value)) if not isinstance(e, relax.ShapeExpr)]
     ty = var.ty.fields[0] if isinstance(var.ty, ir.TupleType) and len(var.ty.fields) else var.ty
     tensor = isinstance(ty, relax.TensorType)
+    types = [e.ty for e in operands]
+    results = var.ty.fields if isinstance(var.ty, ir.TupleType) else [var.ty]
     return Node(
         name,
         _what(value),
@@ -108,18 +110,23 @@ def _node(
         tuple(dict.fromkeys(weights)),
         _shape(ty) if tensor else "",
         str(ty.dtype) if tensor else "",
-        *_moved(value, [_bytes(e.ty, sizes) for e in operands], _bytes(var.ty, sizes)),
+        *_moved(value, *([_bytes(t, sizes) for t in each] for each in (types, results))),
         _flops(var, value, sizes),
         is_kernel,
     )
 
 
-def _moved(value: relax.Expr, operands: Sequence[int], result: int) -> tuple[int, int]:
+def _moved(value: relax.Expr, operands: Sequence[int], results: Sequence[int]) -> tuple[int, int]:
     """Return the bytes that are read and written; of lookups and updates in place the part.
 
-    An update whose operands are all of one size is of the whole.
+    An update whose operands are all of one size is of the whole; what has other results, too, as
+    attention that appends to caches, reads all of its operands.
     """
+    result = sum(results)
     if is_call(value, "relax.call_tir_inplace"):
+        places = zip(value.attrs.inplace_indices, results, strict=True)
+        if fresh := sum(size for place, size in places if place < 0):
+            return sum(operands), fresh
         changed = sum(size for size in operands if size < max(operands))
         return (changed, changed) if changed else (sum(operands), result)
     what = _what(value).removeprefix("nn.").rstrip("0123456789_")

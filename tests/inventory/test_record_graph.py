@@ -24,6 +24,18 @@ class Module:
                 vi, vj = T.axis.remap("SS", [i, j])
                 cache[vi, vj] = rows[vi, vj]
 
+    @T.prim_func(private=True, s_tir=True)
+    def append_and_sum(
+        cache: T.Buffer((32, 64), "float32"),
+        rows: T.Buffer((4, 64), "float32"),
+        sums: T.Buffer((4,), "float32"),
+    ):
+        for i in range(4):
+            with T.sblock("y"):
+                vi = T.axis.spatial(4, i)
+                cache[vi, 0] = rows[vi, 0]
+                sums[vi] = cache[vi, 1] + cache[31 - vi, 1]
+
     @R.function
     def main(
         x: R.Tensor((4, 64), "float32"),
@@ -43,12 +55,16 @@ class Module:
                 cls.append, (cache, whole), inplace_indices=[0],
                 out_ty=R.Tensor((32, 64), "float32"),
             )
+            both = R.call_tir_inplace(
+                cls.append_and_sum, (part, whole), inplace_indices=[-1, 0],
+                out_ty=[R.Tensor((4,), "float32"), R.Tensor((32, 64), "float32")],
+            )
             product = R.matmul(x, w)
             places = R.nn.conv2d_transpose(image, window)
             seen = R.nn.attention(q, q, q)
             letters = R.einsum((x, w), "ab,bc")
-            R.output(part, product, places, seen, letters)
-        return part, product, places, seen, letters
+            R.output(both, product, places, seen, letters)
+        return both, product, places, seen, letters
 """
 
 
@@ -85,6 +101,11 @@ def test_an_update_of_the_whole_is_no_update_of_nothing() -> None:
     found = nodes()
     assert (found["whole"].read_bytes, found["whole"].written_bytes) == (1024, 1024)
     assert (found["part"].read_bytes, found["part"].written_bytes) == (1024, 1024)
+
+
+def test_what_has_other_results_than_an_update_reads_all_that_it_is_given() -> None:
+    both = nodes()["both"]
+    assert (both.read_bytes, both.written_bytes) == (4 * 36 * 64, 4 * 4)
 
 
 def test_all_that_multiplies_matrices_has_operations() -> None:
