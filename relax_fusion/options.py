@@ -50,7 +50,7 @@ _OTHERS = (
     *("FuseDequantize", "FoldReshapes", "UnshareTransposes", "FuseTransposeMatmul"),
     *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
     *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),
-    "RecordKernels",
+    *("RecordKernels", "AppendInAttention"),
 )
 """Other passes of ours without which a module computes the same."""
 

@@ -12,7 +12,7 @@ from ...errors import Reason
 from ...workload import HeadLayout, Heads
 from ..axes import Atom, ahead, quotient, size_of
 from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
-from ..shapes import dtype_of, same_shape, shape_text, static
+from ..shapes import dtype_of, same_shape, shape_of, shape_text, static
 from .chain import AttentionChain
 from .operands import WIDENED, Operand, read_by, sources
 
@@ -195,7 +195,7 @@ def _checked(
     groups = size_of(a for a in k.at.order if a in k.at.copied)
     detail = f"{q_heads} query heads over {kv_heads} key heads repeated {groups} times"
     guard(same_shape((q_heads,), (kv_heads * groups,)), Reason.SHAPE, detail)
-    both = [layout for layout in _layouts(k, batch) if layout in _layouts(v, batch)]
+    both = [x for x in _layouts(k, batch) if x in _layouts(v, batch)]
     detail = f"the key is {_layouts(k, batch)[0]}, the value {_layouts(v, batch)[0]}"
     guard(bool(both), Reason.LAYOUT, detail)
     rows = (q_heads, _size(q.positions)), (_heads(results[0], batch), _size(results[0].positions))
@@ -214,9 +214,15 @@ def _checked(
         q_heads,
         kv_heads,
         _named(_layouts(q, batch), usual),
-        _named(both, usual),
+        _named([x for x in both if _is_stored(k, kv_heads, x)] or both, usual),
         _named(_layouts(out, batch), usual),
     )
+
+
+def _is_stored(at: Operand, heads: int, layout: HeadLayout) -> bool:
+    """Tell whether a tensor has a layout as it is, without a reshape."""
+    dims = shape_of(at.at.expr)
+    return dims is not None and len(dims) == 4 and same_shape((dims[layout.index("n")],), (heads,))
 
 
 def _named(layouts: Sequence[HeadLayout], usual: HeadLayout) -> HeadLayout:
