@@ -85,10 +85,14 @@ class AppendInAttention:
         }
         if not taken:
             return mod
-        made = {gvar: _appending(mod[gvar], mod, found[0]) for gvar, found in taken.items()}
-        every = {site.attention.var: site for found in taken.values() for site in found}
-        made |= {gvar: _rewritten(func, every) for gvar, func in functions.items()}
-        return relax.transform.DeadCodeElimination()(with_functions(mod, made))
+        builder = relax.BlockBuilder(with_functions(mod, {}, without=taken))
+        every: dict[relax.Var, tuple[ir.GlobalVar, _Site]] = {}
+        for gvar, found in taken.items():
+            # Of another signature, so another variable, under the same name
+            made = builder.add_func(_appending(mod[gvar], mod, found[0]), gvar.name_hint)
+            every |= {site.attention.var: (made, site) for site in found}
+        rewritten = {gvar: _rewritten(func, every) for gvar, func in functions.items()}
+        return relax.transform.DeadCodeElimination()(with_functions(builder.get(), rewritten))
 
 
 def _sites(mod: ir.IRModule, func: relax.Function) -> list[_Site]:
@@ -180,15 +184,17 @@ def _appending(func: tirx.PrimFunc, mod: ir.IRModule, site: _Site) -> tirx.PrimF
     )
 
 
-def _rewritten(func: relax.Function, sites: dict[relax.Var, _Site]) -> relax.Function:
-    """Return a function whose attentions append."""
-    gone = {b.var for s in sites.values() for b in (s.append, *s.parts)}
+def _rewritten(
+    func: relax.Function, sites: dict[relax.Var, tuple[ir.GlobalVar, _Site]]
+) -> relax.Function:
+    """Return a function whose attentions append; `sites` have what to call there."""
+    gone = {b.var for _, s in sites.values() for b in (s.append, *s.parts)}
     blocks = []
     for block in func.body.blocks if isinstance(func.body, relax.SeqExpr) else ():
         bindings: list[relax.Binding] = []
         for binding in block.bindings:
             if binding.var in sites:
-                bindings += _both(sites[binding.var], isinstance(block, relax.DataflowBlock))
+                bindings += _both(*sites[binding.var], isinstance(block, relax.DataflowBlock))
             elif binding.var not in gone:
                 bindings.append(binding)
         blocks.append(type(block)(bindings))
@@ -198,9 +204,9 @@ def _rewritten(func: relax.Function, sites: dict[relax.Var, _Site]) -> relax.Fun
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
 
 
-def _both(site: _Site, in_dataflow: bool) -> list[relax.Binding]:
+def _both(func: ir.GlobalVar, site: _Site, in_dataflow: bool) -> list[relax.Binding]:
     """Return the bindings in the place of an attention: a call, and its three results."""
-    func, args = site.attention.value.args[0], list(site.attention.value.args[1].fields)
+    args = list(site.attention.value.args[1].fields)
     caches = site.append.value.args[1].fields[-3:-1]
     for place, cache in zip(site.caches, caches, strict=True):
         args[place] = cache

@@ -186,6 +186,7 @@ def in_place(mod: ir.IRModule, name: str = "main") -> list[relax.Call]:
 @pytest.mark.parametrize("separate", [False, True])
 def test_an_append_becomes_a_part_of_the_attention(separate: bool) -> None:
     mod = AppendInAttention()(module(separate=separate))
+    relax.analysis.well_formed(mod)
     assert [g.name_hint for g in mod.get_global_vars()] == ["attention", "main"]
     (call,) = in_place(mod)
     assert call.args[0].name_hint == "attention"
