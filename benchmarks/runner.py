@@ -126,7 +126,8 @@ def draw(suite: Suite, path: Path) -> bool:
     except ImportError:
         print(f"no matplotlib here: python -m benchmarks plot {path.name} elsewhere")
         return False
-    print(picture)
+    if picture.exists():
+        print(picture)
     return True
 
 

@@ -16,7 +16,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from benchmarks.runner import main
-from benchmarks.suites.decode import launches, peers, prefill, step
+from benchmarks.suites.decode import launches, peers, prefill, step, timeline
 from benchmarks.suites.decode.suite import Decode
 from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target
@@ -134,8 +134,23 @@ def test_a_token_with_a_cpu_in_the_place_of_the_gpu(run, stored) -> None:
     words = f"--context 5 {'--quantization ' + stored if stored else ''}"
     entry, _ = run(Decode, TINY, words, f"bench_decode-batch2{stored and '-'}{stored}")
     assert not entry["wrong"] and set(entry["times"]) == {"eager", "graphs", "no graphs"}
+    assert entry["timeline"] == {}
     assert all(t["token_s"] >= t["host_s"] > 0 for t in entry["times"].values())
     assert entry["errors"]["graphs"] == entry["errors"]["no graphs"] > 0
+
+
+def test_when_kernels_run(run, monkeypatch, tmp_path) -> None:
+    kernels = [("a", 0.0, 3.0), ("waits", 1.0, 5.5), ("hidden", 2.0, 4.0), ("late", 7.0, 8.25)]
+    monkeypatch.setattr(timeline, "timeline", lambda *_: [timeline.Kernel(*k) for k in kernels])
+    entry, text = run(
+        Decode, TINY, "--context 5 --timeline --contenders graphs", "bench_decode-batch2"
+    )
+    assert [tuple(k) for k in entry["timeline"]["graphs"]] == kernels
+    assert "| `waits` | 1.00 | 4.50 | 2.50 |\n| `hidden` | 2.00 | 2.00 | 0.00 |" in text
+    assert "| `late` | 7.00 | 1.25 | 2.75 |" in text
+    pytest.importorskip("matplotlib")
+    (picture,) = tmp_path.glob("*.svg")
+    assert all(name in picture.read_text() for name in ("waits", "late", "us; light"))
 
 
 def test_a_prompt_with_a_cpu_in_the_place_of_the_gpu(run, monkeypatch) -> None:

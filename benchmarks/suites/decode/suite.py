@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ import tvm
 
 from benchmarks.recording import markdown_table
 from benchmarks.report import Entry, problems
+from benchmarks.suite import done
 from benchmarks.suites.decode import step as steps
+from benchmarks.suites.decode import timeline
 from benchmarks.suites.decode.step import Step, Steps
 from benchmarks.targets import floor_us
 from relax_fusion import models
@@ -30,7 +33,7 @@ TORCH = ("eager", "torch.compile")
 class Decode(Steps):
     """One token, at one position."""
 
-    name = "bench_decode"
+    name, has_picture = "bench_decode", True
     key = ("model", "batch", "context", "layers", "vocab", "quantization")
     ours = ("graphs", "no graphs")
     contenders = usual = ("eager", *ours, "torch.compile")
@@ -40,6 +43,8 @@ class Decode(Steps):
         super().options(parser)
         usual = "tokens before this one (default 1024, or what the model has positions for)"
         parser.add_argument("--context", type=int, help=usual)
+        help_ = "keep when each kernel of a replay runs, and draw it"
+        parser.add_argument("--timeline", action="store_true", help=help_)
 
     @classmethod
     def check(cls, parser: ArgumentParser, args: Namespace) -> None:
@@ -48,6 +53,15 @@ class Decode(Steps):
         args.context = min(1024, most) if args.context is None else args.context
         if not 1 <= args.context <= most:
             parser.error(f"--context must be from 1 to {most}: of {args.model}'s positions")
+
+    def plot(self, record: Entry, path: Path) -> None:
+        found = {
+            f"{self.name_of(entry)}, {name}": [timeline.Kernel(*k) for k in kernels]
+            for entry in done(record)
+            for name, kernels in entry.get("timeline", {}).items()
+        }
+        if found:
+            timeline.plot(found, path)
 
     def items(self) -> list[Namespace]:
         return [self.args]
@@ -92,7 +106,13 @@ class Decode(Steps):
             calls, found = self.compared(self.asked(item), contender, exact, restart)
             found["errors"]["eager"] = steps.error(eager, exact)
             times = {name: self.seconds(call) for name, call in calls.items()}
+            shown = {
+                name: timeline.timeline(calls[name], torch.cuda.synchronize)
+                for name in ("graphs",) * item.timeline
+                if name in calls
+            }
         return {
+            "timeline": shown,
             "launches": kernels,
             "floor_bytes": moved,
             "floor_s": 1e-6 * floor_us(moved, 0, self.session.ceilings["copy_tb_s"]),
@@ -129,6 +149,8 @@ def report(entry: Entry, record: Entry) -> str:
     name = entry.get("quantization")
     stored = f"{name} (PyTorch's weights decoded)" if name else "float16"
     verdict = "\n\n**The error of ours is larger than allowed.**" if entry["wrong"] else ""
+    for ran in entry.get("timeline", {}).values():
+        verdict += f"\n\n{timeline.table([timeline.Kernel(*k) for k in ran])}"
     return (
         f"{record['gpu']}; {entry['layers']} layers of {entry['model']}'s widths, vocabulary "
         f"{entry['vocab']}, {stored}, batch {entry['batch']}, context {entry['context']}; median "
