@@ -54,8 +54,8 @@ POINTER_TILES = {
     **{(block_m, 128): (3, 2) for block_m in (16, 32, 64, 128)},
     **{(block_m, 32): (4, 2) for block_m in (32, 64, 128)},
 }
-"""Stages by rows and keys of the pointer tiles.  Blocks of 32 keys for one query are not among them:
-up to 6 % faster at round numbers of keys, they measured 50 % slower at 1025, where one of 32
+"""Stages by rows and keys of the pointer tiles.  Blocks of 32 keys for one query are not among
+them: up to 6 % faster at round numbers of keys, they measured 50 % slower at 1025, where one of 32
 programs has two of them."""
 
 HALVES_KEYS = (128, 64)
