@@ -23,6 +23,7 @@ from relax_fusion import make_target
 from relax_fusion.models import Config, GPT2Config, export
 from tests.support.accuracy import assert_accurate, nudged
 from tests.support.quick import machine, quick_host, quickly
+from tests.support.slow import quick_if
 from tests.support.steps import logits_of_step
 from tests.support.tiny_llama import TWO_LAYERS
 
@@ -42,8 +43,8 @@ BIASED = replace(TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=T
 @pytest.mark.parametrize(
     ("config", "stored", "tokens"),
     [
-        *((TINY, None, 1), (TINY, "q4f32_1", 1), (BIASED, None, 1), (GPT2, None, 1)),
-        *((TINY, None, 8), (GPT2, None, 8)),
+        *((TINY, "q4f32_1", 1), (BIASED, None, 1), (TINY, None, 8), (GPT2, None, 8)),
+        *(pytest.param(c, None, 1, marks=pytest.mark.slow) for c in (TINY, GPT2)),
     ],
 )
 def test_the_twin_computes_what_the_model_does(
@@ -129,7 +130,7 @@ def run(tmp_path, monkeypatch, cpu_in_place_of_a_gpu):
     return call
 
 
-@pytest.mark.parametrize("stored", ["", "q4f16_1"])
+@pytest.mark.parametrize("stored", quick_if(bool, ["", "q4f16_1"]))
 def test_a_token_with_a_cpu_in_the_place_of_the_gpu(run, stored) -> None:
     words = f"--context 5 {'--quantization ' + stored if stored else ''}"
     entry, _ = run(Decode, TINY, words, f"bench_decode-batch2{stored and '-'}{stored}")

@@ -95,7 +95,7 @@ def gpu_cases() -> list[Case]:
     return [c for c in cases() if not c.name.endswith(activations) and c.work.k > 1]
 
 
-@pytest.mark.parametrize("case", sampled(gpu_cases(), 4), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(gpu_cases(), 8), ids=lambda case: case.name)
 def test_cuda_compiles(case: Case) -> None:
     table = PlanTable.single(spread(case.work, True, case.rows))
     for kernel in kernels(cuda_source(case.work, table)):

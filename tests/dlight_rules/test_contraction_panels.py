@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -85,8 +86,9 @@ def multiply_adds(loop: list[str]) -> int:
     return sum(w[0] in MULTIPLY_ADD for w in words if w)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), sampled(product(TARGETS, ["float32", "float16", "bfloat16"]), 2)
+)
 def test_the_inner_loop_keeps_its_tile_in_registers(name: str, dtype: str) -> None:
     _, lanes, (reg_m, reg_n) = TARGETS[name]
     work = NormMatmul(ROWS, 256, (Projection(4 * reg_n, "nk"),), None, dtype, dtype)

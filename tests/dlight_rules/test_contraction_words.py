@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from relax_fusion.matching.expressions import found_in, substitute, variables_of
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
 
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case
+from ..support.slow import sampled
 from .compiled import library_of, scheduled
 from .test_contraction import Work, built, check
 from .test_contraction_panels import loops
@@ -79,7 +81,7 @@ def test_numbers_of_few_rows(work: Work) -> None:
         check(Case(f"{rows} rows", work, rows), library)
 
 
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize("work", sampled(WORKS.values(), 2), ids=WORKS)
 def test_numbers_of_panels(work: Work) -> None:
     library = built(work, PlanTable.single(panels(work)))
     for rows in DYNAMIC_ROWS:
@@ -92,8 +94,10 @@ def formatted(name: str, axis: int = -1) -> NormMatmul:
     return NormMatmul(3, k, (weight,), None, "float32", "float32")
 
 
-@pytest.mark.parametrize("looked_up", [False, True])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("looked_up", "name"),
+    [*product([True], FORMATS), *sampled(product([False], FORMATS), 3)],
+)
 def test_formats_of_few_rows(name: str, looked_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not looked_up:
         monkeypatch.setattr(contraction, "looks_up", lambda *_: False)
@@ -102,8 +106,7 @@ def test_formats_of_few_rows(name: str, looked_up: bool, monkeypatch: pytest.Mon
     check(Case(name, work), built(work, PlanTable.single(words(work, (1, 2), lanes=lanes))))
 
 
-@pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "axis"), sampled(product(FORMATS, [-1, -2]), 3))
 def test_formats_of_panels(name: str, axis: int) -> None:
     work = formatted(name, axis)
     check(Case(name, work), built(work, PlanTable.single(panels(work))))

@@ -84,7 +84,9 @@ def test_warp_groups_keep_their_pipeline_full(stages: int) -> None:
     case.check(case.inputs(), computed(case, replace(plan, num_stages=stages)))
 
 
-@pytest.mark.parametrize("name", ["nk", "k_70_kn", "bfloat16", "steps", "gated_separate", "rope"])
+@pytest.mark.parametrize(
+    "name", sampled(["k_70_kn", "nk", "gated_separate", "bfloat16", "rope", "steps"], 2)
+)
 def test_clusters_add_up_parts_of_the_reduction(name: str) -> None:
     """With 23 slices of k in four parts, and with one and a half steps in two."""
     case = next(c for c in tensor_core_cases() if c.name == f"tensor_{name}")

@@ -18,10 +18,11 @@ from ..support.operand_cases import (
     multiplied,
     tf32_cases,
 )
+from ..support.slow import sampled
 from .test_mma import Work, computed, plans, small_plans, source_and_host
 
 
-@pytest.mark.parametrize("case", integer_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(integer_cases(), 2), ids=lambda case: case.name)
 def test_integers_are_multiplied_exactly(case: IntegerCase) -> None:
     case.check(case.inputs(), computed(case, small_plans(case.work)[-1]))
 
@@ -32,7 +33,7 @@ def test_wide_tiles_of_warp_groups_are_multiplied_in_parts() -> None:
     case.check(case.inputs(), computed(case, plan))
 
 
-@pytest.mark.parametrize("case", tf32_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", sampled(tf32_cases(), 2), ids=lambda case: case.name)
 def test_float32_is_multiplied_as_tf32(case: Case) -> None:
     case.check(multiplied(case.inputs()), computed(case, small_plans(case.work)[-1]))
 

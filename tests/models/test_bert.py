@@ -67,7 +67,7 @@ def check(encoder: Encoder, model: transformers.PreTrainedModel, dtype: str) -> 
         assert_accurate(encoder.encode(*batch), exact, moved, dtype, terms)
 
 
-@pytest.mark.parametrize("name", ["plain", pytest.param("headless", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["headless", pytest.param("plain", marks=pytest.mark.slow)])
 def test_float32_output_matches_transformers(name, request):
     model, encoder = request.getfixturevalue(name)
     check(encoder, model, "float32")
@@ -102,8 +102,8 @@ def test_old_norm_names_load_and_the_pooler_is_ignored(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_defaults_keep_everything_and_bad_masks_are_refused(plain):
-    encoder = plain[1]
+def test_defaults_keep_everything_and_bad_masks_are_refused(headless):
+    encoder = headless[1]
     ids = inputs(7)[0]
     zeros, ones = np.zeros_like(ids), np.ones_like(ids)
     assert np.array_equal(encoder.encode(ids), encoder.encode(ids, zeros, ones))

@@ -76,7 +76,7 @@ LAUNCHES = {
     sampled(
         [(name, "float32") for name in models.DECODERS]
         + [(name, "float16") for name in ("Phi3", "Qwen3", "Gemma3Text")],
-        2,
+        4,
     ),
 )
 def test_every_chain_is_fused(name: str, dtype: str) -> None:

@@ -2,7 +2,8 @@
 
 ``tests/data/models/expected.txt`` says it; ``RELAX_FUSION_REWRITE=1 python -m pytest
 tests/models/test_imported.py`` writes it anew, for all modules.  Otherwise each family is looked at
-in one spelling with symbolic sizes; in a second by a slow test.  Nothing is compiled.
+in one spelling with symbolic sizes, and in a second: every other family in the first, the rest by
+slow tests.  Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from relax_fusion.pipeline import (
 from relax_fusion.report import Coverage
 
 from ..support.imported import MODELS, families, load
-from ..support.slow import quick_if
+from ..support.slow import quick_if, sampled
 
 EXPECTED = MODELS / "expected.txt"
 REWRITE = bool(os.environ.get("RELAX_FUSION_REWRITE"))
@@ -90,7 +91,7 @@ def chosen(family: str, tags: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("spelling", quick_if((0).__eq__, (0, 1)))
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", families() if REWRITE else sampled(families(), 2))
 def test_coverage(family: str, spelling: int) -> None:
     expected = parsed(EXPECTED)
     tags = [tag for tag in expected if tag.split("-")[0] == family]

@@ -110,7 +110,7 @@ def seen() -> Iterator[dict[str, str]]:
         EXPECTED.write_text("".join(f"{name}: {said}\n" for name, said in entries.items()))
 
 
-@pytest.mark.parametrize("case", cases() if REWRITE else sampled(cases(), 4), ids=" ".join)
+@pytest.mark.parametrize("case", cases() if REWRITE else sampled(cases(), 6), ids=" ".join)
 def test_launches(case: Case, seen: dict[str, str]) -> None:
     mod, report = fused(case)
     assert not written_weights(mod)

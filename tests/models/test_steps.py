@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,16 @@ def tiny(batch: int, quantization: str | None) -> ExportedModel:
     return export(TINY, dtype="float16", max_seq_len=rows, batch=batch, quantization=quantization)
 
 
+@cache
+def compiled_tiny(batch: int, quantization: str | None) -> tuple[ExportedModel, tvm.runtime.Module]:
+    model = tiny(batch, quantization)
+    return model, compile_for_test(model)
+
+
 @pytest.mark.parametrize(("batch", "quantization"), sampled(CASES, 3))
 def test_tokens_are_those_that_the_host_would_choose(batch: int, quantization: str | None) -> None:
-    model = tiny(batch, quantization)
-    session = Generator(compile_for_test(model), model, various_weights(model))
+    model, compiled = compiled_tiny(batch, quantization)
+    session = Generator(compiled, model, various_weights(model))
     prompt = np.random.default_rng(0).integers(0, TINY.vocab_size, (batch, PROMPT))
     found = session.generate(prompt, NEW)
     session.reset()
@@ -69,8 +76,8 @@ def test_one_graph_compiles_for_a_gpu(name: str) -> None:
 def test_caches_that_are_too_short_are_an_error_with_both_numbers(
     name: str, tokens: int, total: int, numbers: str
 ) -> None:
-    model = tiny(1, None)
-    machine = relax.VirtualMachine(compile_for_test(model), tvm.cpu())
+    model, compiled = compiled_tiny(1, None)
+    machine = relax.VirtualMachine(compiled, tvm.cpu())
     zeros = lambda shape, dtype: tvm.runtime.tensor(np.zeros(shape, dtype))  # noqa: E731
     caches = [zeros(shape, "float16") for shape in model.cache_shapes]
     params = [zeros(p.shape, p.dtype) for p in model.params]

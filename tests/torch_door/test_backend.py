@@ -130,7 +130,10 @@ def test_a_part_of_a_table_has_a_known_size(capfd):
     assert "segfaults" not in capfd.readouterr().err  # TVM says so of places of unknown axes
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(torch.contiguous_format, marks=pytest.mark.slow), torch.channels_last],
+)
 def test_an_image_of_symbolic_sizes_is_enlarged(layout):
     def function(x):
         return torch.relu(torch.nn.functional.interpolate(x * 2, scale_factor=2.0)) + 1

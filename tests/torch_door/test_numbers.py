@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from ..support.slow import quick_if  # noqa: E402
+
 NAN, INF = float("nan"), float("inf")
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-HALVES = (torch.float16, torch.bfloat16)
+HALVES = quick_if(lambda dtype: dtype is torch.bfloat16, (torch.float16, torch.bfloat16))
+FLOATS = (torch.float32, *HALVES, torch.float64)
 Operator = Callable[..., Any]
 
 SPECIAL: tuple[Operator, ...] = (

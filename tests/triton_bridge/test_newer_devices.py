@@ -11,6 +11,7 @@ from relax_fusion.triton_bridge import emit
 
 from ..support.chains import Chain, module
 from ..support.patterns import attentions, linears
+from ..support.slow import quick_if
 
 TARGET = {"kind": "cuda", "arch": "sm_100a", "model": "h200"}
 LINEARS = {chain.name: chain for chain in linears(64, "float16", 128, 256)}
@@ -29,9 +30,11 @@ CASES = {
     "FuseAttentionChain": ATTENTIONS["attention_causal_grouped"],
     "FuseChains": TWO_MATMULS,
 }
+QUICK = ("FuseMatmulEpilogue", "FuseAttentionChain", "FuseChains")
+"""Passes with a kernel each: that of a matmul and its epilogue is that of the other two, too."""
 
 
-@pytest.mark.parametrize("pattern", CASES)
+@pytest.mark.parametrize("pattern", quick_if(QUICK.__contains__, CASES))
 def test_every_pass_has_a_kernel_of_triton_for_sm_100(pattern: str, monkeypatch, tmp_path) -> None:
     made: list[CompiledKernel] = []
 
