@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.attention_cases import BASE, Case, cases
 from ..support.quick import loaded, quickly
+from ..support.slow import quick_if
 
 PLAN = PlanTable.single(
     TilePlan(block_m=16, block_n=64, block_k=32, lanes=16, family="cpu_attention")
@@ -43,6 +45,14 @@ BY_LENGTH = PlanTable(
 ALL = cases()
 SOME = [c for c in ALL if c.name in ("tail_7x65", "bottom_right_65x33", "bias_1111", "cache")]
 DYNAMIC = [c for c in ALL if c.name.startswith("dynamic")]
+REPEATED = ("tail_1x63", "tail_7x64", "tail_33x130", "layout_bnsh_bnsh_bnsh", "head_dim_96")
+REPEATED += ("top_left_40x40", "top_left_1x70", "bottom_right_40x40", "bias_0011", "bias_1001")
+REPEATED += ("mask_1001", "window_100_bottom_right", "dynamic_3x1x130", "dynamic_square")
+"""Sizes and dims between those of other cases."""
+
+
+def quick(some: list[Case]) -> list[Any]:
+    return quick_if(lambda case: case.name not in REPEATED, some)
 
 
 def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
@@ -65,7 +75,7 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return FusedRule().apply(func, host_target(), False).mod["main"]
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", quick(ALL), ids=lambda c: c.name)
 def test_scheduled_numbers(case: Case) -> None:
     run(scheduled(build_prim_func(case.work, PLAN)), case)
 
@@ -80,7 +90,7 @@ def test_register_tiles(case: Case) -> None:
     run(scheduled(build_prim_func(case.work, REGISTERS)), case)
 
 
-@pytest.mark.parametrize("case", DYNAMIC, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", quick(DYNAMIC), ids=lambda c: c.name)
 def test_ranges_of_the_query_length(case: Case) -> None:
     run(scheduled(build_prim_func(case.work, BY_LENGTH)), case)
 

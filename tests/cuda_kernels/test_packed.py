@@ -32,7 +32,7 @@ def test_the_cases_are_of_plans_that_the_family_allows() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", sampled(PACKED.values(), 4), ids=PACKED)
+@pytest.mark.parametrize("case", sampled(PACKED.values(), 6), ids=PACKED)
 def test_results_are_rounded_once(case: Case) -> None:
     """In whatever order threads run, and whenever copies arrive."""
     for how in HOWS:

@@ -23,7 +23,7 @@ from ..support import models
 from ..support.accuracy import assert_accurate
 from ..support.attention_chains import fused, thirds, turns
 from ..support.quick import machine, quick_host, quickly
-from ..support.slow import sampled
+from ..support.slow import quick_if
 
 BATCH, LENGTH = 2, 6
 NOT_LEFT = {"nn.softmax", "nn.attention", "repeat", "tile", "cumsum", "less_equal", "index_tensor"}
@@ -221,10 +221,11 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], list[torch.Tensor], list[A
 
 
 COMPILED = ("llama_sdpa_padded", "bloom")
+QUICK = ("gpt2_eager", "gemma2_eager", "vit_eager", "t5_sdpa")  # LLaMA is exported below, too
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", sampled(CASES, 3))
+@pytest.mark.parametrize("name", quick_if(QUICK.__contains__, CASES))
 def test_models(name: str) -> None:
     make, args, works = CASES[name]
     module = make().eval()

@@ -150,7 +150,7 @@ def test_a_step_is_one_graph() -> None:
     assert not [v for v in taken if isinstance(v, relax.TupleGetItem) and "packed" in str(v)]
 
 
-@pytest.mark.parametrize("length", [8, None])
+@pytest.mark.parametrize("length", [8, pytest.param(None, marks=pytest.mark.slow)])
 def test_an_encoder_of_static_sizes_is_one_graph(length: int | None) -> None:
     config = replace(zoo_config("bert-base"), num_layers=1, hidden_size=64, num_heads=2)
     mod = lowered(export(config, dtype="float16", max_seq_len=16, seq_len=length).mod)
