@@ -76,6 +76,7 @@ def test_quantised_llama(tmp_path: Path) -> None:
     assert int(share) < 35
 
 
+@pytest.mark.slow  # docs/writing_a_kernel.md has such a kernel, and is run
 def test_own_kernel(tmp_path: Path) -> None:
     text = printed("own_kernel.py", tmp_path, without_torch())
     assert re.findall(r"^launches of (\w+): True$", text, re.MULTILINE) == ["unit_rows", "matmul"]
