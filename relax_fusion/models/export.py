@@ -184,10 +184,9 @@ def _within_caches(func: relax.Function, rows: int) -> relax.Function:
     ``total_len <= rows``, and of a prompt ``seq_len <= total_len``, as sizes that are `rows` and 0
     then: TVM's error has what they are, and what they should be.
     """
-    ids, lengths = (next(p.ty for p in func.params if isinstance(p.ty, t)) for t in _SIZED)
-    (total,), seq_len = lengths.values, ids.shape.values[1]
-    most = tirx.IntImm("int64", rows)
-    zero = tirx.IntImm("int64", 0)
+    (total,) = next(p.ty for p in func.params if isinstance(p.ty, relax.ShapeType)).values
+    seq_len = func.params[0].ty.shape.values[1]
+    most, zero = (tirx.IntImm("int64", n) for n in (rows, 0))
     size = relax.ShapeExpr([tirx.max(total, most), tirx.max(seq_len - total, zero)])
     sizes = relax.Var("sizes", size.ty)
     within = relax.ShapeType([most, zero])
@@ -196,9 +195,6 @@ def _within_caches(func: relax.Function, rows: int) -> relax.Function:
     )
     body = relax.SeqExpr([first, *func.body.blocks], func.body.body)
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-
-
-_SIZED = relax.TensorType, relax.ShapeType
 
 
 def _param_spec(name: str, param: nn.Parameter, recipes: Mapping[str, Recipe]) -> ParamSpec:

@@ -230,7 +230,7 @@ def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, Fused]) -> None:
 
 
 def _is_call_tir(call: relax.Call) -> bool:
-    return is_call(call, "relax.call_tir") or is_call(call, "relax.call_tir_inplace")
+    return is_call(call, "relax.call_tir", "relax.call_tir_inplace")
 
 
 def fused_of(func: tirx.PrimFunc) -> Fused | None:

@@ -195,7 +195,7 @@ def _checked(
     groups = size_of(a for a in k.at.order if a in k.at.copied)
     detail = f"{q_heads} query heads over {kv_heads} key heads repeated {groups} times"
     guard(same_shape((q_heads,), (kv_heads * groups,)), Reason.SHAPE, detail)
-    both = [x for x in _layouts(k, batch) if x in _layouts(v, batch)]
+    both = [layout for layout in _layouts(k, batch) if layout in _layouts(v, batch)]
     detail = f"the key is {_layouts(k, batch)[0]}, the value {_layouts(v, batch)[0]}"
     guard(bool(both), Reason.LAYOUT, detail)
     rows = (q_heads, _size(q.positions)), (_heads(results[0], batch), _size(results[0].positions))
@@ -214,7 +214,7 @@ def _checked(
         q_heads,
         kv_heads,
         _named(_layouts(q, batch), usual),
-        _named([x for x in both if _is_stored(k, kv_heads, x)] or both, usual),
+        _named([each for each in both if _is_stored(k, kv_heads, each)] or both, usual),
         _named(_layouts(out, batch), usual),
     )
 

@@ -58,7 +58,7 @@ POINTER_TILES = {
 
 UNEVEN = (16, 32)
 """This tile is not for numbers of keys that a tensor tells, which are seldom round: up to 6 %
-faster than blocks of 64 keys at round ones, it measured 50 % slower at 1025, where one of 32
+faster than blocks of 64 keys at round ones, it measured 40 % slower at 1025, where one of 32
 programs had two blocks."""
 
 HALVES_KEYS = (128, 64)
