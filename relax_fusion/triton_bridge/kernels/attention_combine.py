@@ -51,8 +51,9 @@ def attention_combine(
     inside = (splits < SPLITS)[:, None] & (columns < C.v_dim)[None, :]
     out_row = address(out, pair // KV_HEADS, query, head)
     if C.pdl:
-        gdc_wait()
+        # At once: behind attention, which is short, a projection has time to ask for its weights
         gdc_launch_dependents()
+        gdc_wait()
     lse = tl.load(lse_ptr + part_rows, mask=splits < SPLITS, other=float("-inf"))
     parts = tl.load(
         parts_ptr + part_rows[:, None] * C.v_dim + columns[None, :], mask=inside, other=0
