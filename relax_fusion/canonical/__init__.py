@@ -9,6 +9,7 @@ from .convolutions import MultiplyConvolutions
 from .duplicates import MergeDuplicates
 from .float8 import WidenFloat8Products
 from .imports import MendImports
+from .moved_norms import MoveNorms
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
 from .rotations import FuseNormRotation
@@ -23,6 +24,7 @@ CANONICAL: dict[str, Callable[[], Any]] = {
     "MoveTransposes": MoveTransposes,
     "RecogniseOperators": RecogniseOperators,
     "MoveSlices": MoveSlices,
+    "MoveNorms": MoveNorms,
     "FuseNormRotation": FuseNormRotation,
 }
 """Every pass by name, in the order in which the pipeline runs them."""

@@ -13,6 +13,7 @@ from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
 from ..tvm_ir import GenericConst
 from .rewriter import Rewriter, Rule, canonicalise
+from .rolls import rolled
 
 
 @tvm.transform.module_pass(opt_level=0, name="MendImports")
@@ -39,6 +40,10 @@ class MendImports:
         y = R.tile(x, [b, 1])                  # of axes of size 1; also repeat
             ->
         y = R.broadcast_to(x, [b, n])
+
+        y = R.take(x, (R.arange(n) + 2) % n, axis=1)        # what torch.roll is
+            ->
+        y = R.concat((x[:, 2:], x[:, :2]), axis=1)
 
         y = R.nn.pad(x, [0, 0, 0, 0])          # by nothing, in any mode
             ->
@@ -80,8 +85,9 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     x, indices = call.args
     array, shape = _constant(rewriter, indices), shape_of(x)
     if array is None or shape is None or call.attrs.axis is None:
-        return None
+        return rolled(rewriter, call)
     part = one_place(rewriter, call)
+    part = rolled(rewriter, call) if part is None else part
     if part is not None:
         return part
     if not np.issubdtype(array.dtype, np.signedinteger) or not array.size:

@@ -10,6 +10,7 @@ from relax_fusion.canonical import (
     FuseNormRotation,
     MendImports,
     MergeDuplicates,
+    MoveNorms,
     MoveReshapes,
     MoveSlices,
     MoveTransposes,
@@ -23,7 +24,7 @@ from .matches import TOLERANCE, Wrong
 
 STAGE: tuple[Pass, ...] = (
     *(MendImports(), MergeDuplicates(), MoveReshapes(), MoveTransposes()),
-    *(RecogniseOperators(), MoveSlices(), FuseNormRotation()),
+    *(RecogniseOperators(), MoveSlices(), MoveNorms(), FuseNormRotation()),
 )
 """In the order of the pipeline."""
 
