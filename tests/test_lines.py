@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 80_491, 456
+LIBRARY = 80_560, 454
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 60_682
+TESTS = 60_770
 """The most lines of Python in ``tests/``."""
 
 

@@ -11,6 +11,7 @@ from tvm import ir, relax, te, tirx
 
 from ..matching.constants import binary, scalar
 from ..matching.operations import ROTATED
+from ..matching.pattern import is_call
 from ..matching.rotation import rotation_at
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
@@ -36,12 +37,14 @@ class FuseNormRotation:
         y = R.reshape(R.call_tir(rms_norm_rotation, (q, g, cos, sin)), [..., heads, d])
 
     Neighbours are rotated as halves are.  Norm and rotation are computed in float32, and rounded
-    once.  `MoveTransposes` has put transposes of the heads behind.
+    once; casts to float32 and back around either, and around gamma, are part of the kernel, which
+    rounds between the two where the graph widens again.  `MoveTransposes` has put transposes of
+    the heads behind.
 
     declines when:
         the norm is over another axis than the last, or its features are not cut into heads; the
         angles are of another shape than the heads, where they are not broadcast; the dtype is
-        float64.
+        float64, or the result has another one than the rows.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -49,40 +52,87 @@ class FuseNormRotation:
         return canonicalise(mod, ROTATIONS)
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """The rows that are rotated: `x` normalised, times `gamma` and what is added to that, `plus`.
+
+    A reshape may cut them into heads; `rounded` tells that they were rounded and widened again.
+    """
+
+    x: relax.Expr
+    gamma: relax.Expr
+    eps: float
+    plus: float
+    is_cut: bool
+    rounded: bool
+
+
 def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Read the sum at the end of a rotation of what a norm made."""
-    found = rotation_at(rewriter, rewriter.probe(call))
+    return _made(rewriter, rewriter.probe(call), dtype_of(call))
+
+
+def _rounded(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Read a rotation in float32, rounded to the dtype of the rows."""
+    return _made(rewriter, call.args[0], dtype_of(call))
+
+
+def _made(rewriter: Rewriter, end: relax.Expr, dtype: str) -> relax.Expr | None:
+    """Return the kernel of norm and rotation, if its rows are of the dtype of its result."""
+    found = rotation_at(rewriter, end) if isinstance(end, relax.Var) else None
     if found is None or found.by_pair:
         return None
-    shape = shape_of(found.source)
-    cut = rewriter.call(found.source, "relax.reshape")
-    norm = rewriter.call(found.source if cut is None else cut.args[0], "relax.nn.rms_norm")
-    rows = shape_of(norm) if norm is not None else None
-    if norm is None or not shape or not rows or not isinstance(shape[-1], tirx.IntImm):
+    shape, heads = shape_of(found.source), _heads(rewriter, found.source)
+    if heads is None or not shape or not isinstance(shape[-1], tirx.IntImm):
         return None
-    if dtype_of(norm) == "float64":
-        return None
-    if [int(a) % len(rows) for a in norm.attrs.axes] != [len(rows) - 1]:
+    rows = shape_of(heads.x)
+    if not rows or dtype_of(heads.x) != dtype or dtype == "float64":
         return None
     angles = (found.cos, found.sin)
     if not all(_fits(angle, shape) for angle in angles):
         return None
-    if cut is not None and not (len(shape) > 2 and same_shape(shape[:-2], rows[:-1])):
+    if heads.is_cut and not (len(shape) > 2 and same_shape(shape[:-2], rows[:-1])):
         return None
-    x, gamma = norm.args
+    half = int(shape[-1]) // 2 if found.pairing == "halves" else 1
+    layout = int(shape[-1]), half, heads.is_cut
+    added = heads.eps, heads.plus
+    kernel = partial(norm_rotation, heads=layout, added=added, rounded=heads.rounded)
+    operands, name = (heads.x, heads.gamma, *angles), "rms_norm_rotation"
+    made = rewriter.builder.call_te(kernel, *operands, primfunc_name_hint=name)
+    return relax.op.reshape(rewriter.emit(made), shape) if heads.is_cut else made
+
+
+def _heads(rewriter: Rewriter, expr: relax.Expr) -> _Heads | None:
+    """Read the RMSNorm over the last axis behind casts and a reshape."""
+    is_cut, dtypes = False, [dtype_of(expr)]
+    while (moved := rewriter.call(expr, "relax.reshape", "relax.astype")) is not None:
+        if is_call(moved, "relax.reshape") and is_cut:
+            return None
+        is_cut |= is_call(moved, "relax.reshape")
+        expr = moved.args[0]
+        dtypes.append(dtype_of(expr))
+    norm, rank = rewriter.call(expr, "relax.nn.rms_norm"), len(shape_of(expr) or ())
+    if norm is None or [int(a) % rank for a in norm.attrs.axes] != [rank - 1]:
+        return None
+    x, gamma = (_narrow(rewriter, arg) for arg in norm.args)
     plus = 0.0
     for row, number in binary(rewriter, gamma, "relax.add"):
         value = scalar(rewriter, number)
         if value is not None and same_shape(shape_of(row), shape_of(gamma)):
-            gamma, plus = row, value
+            gamma, plus = _narrow(rewriter, row), value
             break
-    half = int(shape[-1]) // 2 if found.pairing == "halves" else 1
-    added = float(norm.attrs.epsilon), plus
-    layout = int(shape[-1]), half, cut is not None
-    kernel = partial(norm_rotation, heads=layout, added=added)
-    name = "rms_norm_rotation"
-    made = rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
-    return made if cut is None else relax.op.reshape(rewriter.emit(made), shape)
+    if not {*dtypes} <= {dtype_of(x), ARITHMETIC}:
+        return None
+    rounded = dtypes[0] == ARITHMETIC and dtype_of(x) in dtypes and dtype_of(x) != ARITHMETIC
+    return _Heads(x, gamma, float(norm.attrs.epsilon), plus, is_cut, rounded)
+
+
+def _narrow(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr:
+    """Return what was widened to float32, as the kernel widens it, too; or `expr`."""
+    cast = rewriter.call(expr, "relax.astype")
+    if cast is None or dtype_of(expr) != ARITHMETIC:
+        return expr
+    return cast.args[0] if dtype_of(cast.args[0]) in ("float16", "bfloat16") else expr
 
 
 def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
@@ -101,6 +151,7 @@ def norm_rotation(
     sin: te.Tensor,
     heads: tuple[int, int, bool],
     added: tuple[float, float],
+    rounded: bool = False,
 ) -> te.Tensor:
     """RMSNorm over the last axis, then a rotation of pairs of features of each head.
 
@@ -117,8 +168,8 @@ def norm_rotation(
         several heads; angles have one for heads then, in front of the last.
     added : tuple of float
         What is added to the mean square, and to gamma.
-    distance : int
-        Distance between the features of a pair.
+    rounded : bool
+        Whether normalised rows are rounded to the dtype of x before they are rotated.
     """
     *_, width = x.shape
     (head, distance, cut), (eps, plus) = heads, added
@@ -134,7 +185,8 @@ def norm_rotation(
     def normed(row: Sequence[tirx.Expr], lane: tirx.Expr) -> tirx.Expr:
         mean = square(*row) / tirx.const(int(width), ARITHMETIC)
         weight = wide(gamma(lane)) + tirx.const(plus, ARITHMETIC) if plus else wide(gamma(lane))
-        return wide(x(*row, lane)) * te.rsqrt(mean + tirx.const(eps, ARITHMETIC)) * weight
+        made = wide(x(*row, lane)) * te.rsqrt(mean + tirx.const(eps, ARITHMETIC)) * weight
+        return wide(made.astype(x.dtype)) if rounded else made
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
         own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
@@ -157,4 +209,4 @@ def norm_rotation(
     return te.compute(x.shape, element, ROTATED)
 
 
-ROTATIONS: dict[str, Rule] = {"relax.add": _rotated}
+ROTATIONS: dict[str, Rule] = {"relax.add": _rotated, "relax.astype": _rounded}

@@ -92,8 +92,7 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         kind = KINDS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
-        blocks = found_in(view.mod[value.args[0]], SBlock)
-        if any(block.name_hint == ROTATED for block in blocks):
+        if rotates(view, value):
             return Operation("rope", (var,))
         return Operation("matmul", (var,)) if _is_projection(view, var) else None
     for kind, read, written_out in _READ:
@@ -101,6 +100,14 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         if covers is not None:
             return Operation(kind, (*(v for v in covers if v is not var), var), written_out)
     return None
+
+
+def rotates(view: BlockView, value: relax.Expr) -> bool:
+    """Tell whether a value is made by a kernel of ours that normalises heads and rotates them."""
+    if not is_call(value, "relax.call_tir"):
+        return False
+    blocks = found_in(view.mod[value.args[0]], SBlock)
+    return any(block.name_hint == ROTATED for block in blocks)
 
 
 def _is_projection(view: BlockView, var: relax.Var) -> bool:

@@ -12,7 +12,7 @@ from .constants import binary, scalar
 from .movements import cut_of
 from .operators import VIEWS
 from .pattern import BlockView, Definitions, PrimExpr, is_call
-from .shapes import same_shape, shape_of
+from .shapes import dtype_of, same_shape, shape_of
 
 Pairing = Literal["halves", "neighbours"]
 
@@ -109,7 +109,14 @@ def rotation_at(view: Definitions, end: relax.Var) -> Rotation | None:
 
 
 def _turned(view: Definitions, expr: relax.Expr, source: relax.Expr) -> Iterator[_Part]:
-    """Yield `source` with its pairs exchanged, the new first elements negated."""
+    """Yield `source` with its pairs exchanged, the new first elements negated.
+
+    Both may be widened, each behind its own cast.
+    """
+    wide, other = (view.call(e, "relax.astype") for e in (expr, source))
+    if wide is not None and other is not None and dtype_of(expr) == dtype_of(source):
+        for part in _turned(view, wide.args[0], other.args[0]):
+            yield replace(part, source=source, covers=(*part.covers, expr))
     for joined in _joined(view, expr):
         minus = _negated(view, joined.low)
         low, high = _parts(view, joined.high), [] if minus is None else _parts(view, minus)

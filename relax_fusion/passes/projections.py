@@ -8,12 +8,14 @@ import tvm
 from tvm import relax
 
 from ..matching.linear import Linear, linear
+from ..matching.operations import rotates
 from ..matching.pattern import BlockView, Match, is_call
 from ..matching.projections import fused_projections, norm_matmul, plain_prologue, readers_of
 from .driver import FusingPass
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.nn.attention")
-"""What reads the results of projections when all of those are there that it needs."""
+"""What reads the results of projections when all of those are there that it needs, if it does not
+normalise and rotate those of one."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseProjections")
@@ -65,7 +67,7 @@ def _others(view: BlockView, first: Linear) -> Iterator[Linear]:
     for binding in view.bindings[view.index[first.var] + 1 :]:
         key = hash(binding.var)
         if key in needing:
-            if is_call(binding.value, *_KERNELS):
+            if is_call(binding.value, *_KERNELS) and not rotates(view, binding.value):
                 return
             needing.update(map(hash, view.uses(binding.var)))
         elif key in same:

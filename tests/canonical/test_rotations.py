@@ -119,6 +119,74 @@ def test_kernels_of_float32_are_none_for_float64() -> None:
     assert FuseNormRotation()(before).same_as(before)
 
 
+WIDENED_NORM = """
+x32 = R.astype(x, "float32")
+g32 = R.astype(g, "float32")
+g1 = R.add(g32, R.const(1, "float32"))
+n = R.nn.rms_norm(x32, g1, axes=[-1], epsilon=1e-5)
+t = R.astype(n, "float16")
+"""
+WIDENED_ROTATION = """
+n = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)
+t = R.reshape(n, R.shape([b, s, 2, 8]))
+h1 = R.strided_slice(t, (3,), (4,), (8,))
+h0 = R.strided_slice(t, (3,), (0,), (4,))
+m = R.negative(h1)
+r = R.concat((m, h0), axis=-1)
+t32 = R.astype(t, "float32")
+r32 = R.astype(r, "float32")
+a = R.multiply(t32, c)
+d = R.multiply(r32, e)
+y32 = R.add(a, d)
+y = R.astype(y32, "float16")
+"""
+CASTS = {
+    "norm": ("'b', 's', 2, 8", 8, "float16", WIDENED_NORM + ROTATION),
+    "rotation": ("'b', 's', 16", 16, "float32", WIDENED_ROTATION),
+}
+
+
+@pytest.mark.parametrize("case", CASTS)
+def test_casts_around_norm_and_rotation(case: str) -> None:
+    rows, width, angles, body = CASTS[case]
+    before = module(
+        f"x: R.Tensor(({rows}), 'float16'), g: R.Tensor(({width},), 'float16'), "
+        f"c: R.Tensor(('s', 1, 8), '{angles}'), e: R.Tensor(('s', 1, 8), '{angles}')",
+        body,
+    )
+    after = FuseNormRotation()(before)
+    assert [o for o in operators(after) if o != "reshape"] == ["call_tir"]
+    assert_same_numbers(before, after, rtol=2e-3)
+
+
+def test_rows_that_are_widened_again_are_rounded() -> None:
+    """As the graph rounds them (R7), where no rotation turns them."""
+    before = module(
+        "x: R.Tensor(('b', 's', 16), 'float16'), g: R.Tensor((16,), 'float16'), "
+        "c: R.Tensor(('s', 1, 8), 'float32'), e: R.Tensor(('s', 1, 8), 'float32')",
+        WIDENED_ROTATION,
+    )
+    target = quick_host()
+    vm = machine(quickly(before, relax.get_pipeline("relax_fusion", target=target), target))
+    rng = np.random.default_rng(0)
+    x, g = (rng.standard_normal(shape).astype("float16") for shape in ((2, 32, 16), (16,)))
+    angles = [np.full((32, 1, 8), value, "float32") for value in (3, 0)]
+    got = vm["main"](*map(tvm.runtime.tensor, (x, g, *angles))).numpy()
+    wide = x.astype("float64")
+    normed = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * g
+    want = (3 * normed.astype("float16").astype("float64")).astype("float16")
+    assert (want.reshape(got.shape) != got).mean() < 0.02  # a third, where they are not rounded
+
+
+def test_a_wide_result_has_no_kernel_of_narrow_rows() -> None:
+    before = module(
+        "x: R.Tensor(('b', 's', 16), 'float16'), g: R.Tensor((16,), 'float16'), "
+        "c: R.Tensor(('s', 1, 8), 'float32'), e: R.Tensor(('s', 1, 8), 'float32')",
+        WIDENED_ROTATION.replace('R.astype(y32, "float16")', "R.exp(y32)"),
+    )
+    assert FuseNormRotation()(before).same_as(before)
+
+
 def test_angles_that_broadcast_the_heads() -> None:
     before = module(
         "x: R.Tensor((1, 's', 2, 8), 'float32'), g: R.Tensor((8,), 'float32'), "
