@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 80_560, 454
+LIBRARY = 80_560, 456
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 60_770
