@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.relax.frontend.nn import ExternModule
 from tvm.target import Target
 
+from .algebra import AlgebraOptions
 from .canonical import CANONICAL
 from .errors import PipelineError
 from .estimator.database import Database, Measured
@@ -31,7 +32,7 @@ from .validation import Natural, check, plain, shown
 
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
 _TOLD |= {"dump_functions", "dump_phases"}
-_TOLD |= {"database", "disable", "cubins", "always_fuse", "allow_tf32", "validate"}
+_TOLD |= {"database", "disable", "cubins", "always_fuse", "allow_tf32", "validate", "exact"}
 """Fields that a dump tells of."""
 
 
@@ -131,6 +132,9 @@ class PipelineOptions:
         where no Python is.
     always_fuse : bool
         Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
+    exact : bool
+        Keep to algebraic rules that round as `docs/numerics.md` says; False allows others, whose
+        results may overflow, or lose digits, where the graph's do not.
     validate : bool or "strict"
         Interpret what every kernel replaces beside what it computes, by numpy, and leave a chain
         alone where they differ; "strict" raises `EquivalenceError` there.
@@ -164,6 +168,7 @@ class PipelineOptions:
     cubins: bool = False
     always_fuse: bool = False
     allow_tf32: bool = False
+    exact: bool = True
     validate: bool | Literal["strict"] = False
     report: InstanceOf[Report] | None = None
     progress: Callable[[str], None] | None = None
@@ -218,6 +223,13 @@ class PipelineOptions:
             self.measured,
             self.disable,
         )
+
+    @property
+    def algebra(self) -> AlgebraOptions:
+        """The part that the pass of algebraic rules sees."""
+        rewrites = self.report.rewrites if self.report is not None else None
+        bounds = self.variable_bounds
+        return AlgebraOptions(self.target, bounds, self.exact, self.validate, rewrites)
 
     @cached_property
     def measured(self) -> Measured | None:

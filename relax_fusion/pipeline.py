@@ -89,7 +89,9 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
     ]
-    passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
+    told = {"SimplifyAlgebra": (options.algebra,)}
+    for name, make in CANONICAL.items():
+        passes += [] if name in options.disable else [make(*told.get(name, ()))]
     if (report := options.report) is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
     passes.append(FusePatterns(options.fuse))

@@ -19,6 +19,7 @@ from tvm.target import Target
 
 import relax_fusion
 from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, FusePatterns, make_target
+from relax_fusion.algebra import AlgebraOptions, SimplifyAlgebra
 from relax_fusion.canonical import (
     FuseNormRotation,
     MendImports,
@@ -96,6 +97,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "RewriteReshapes": RewriteReshapes(),
     "RoundConstants": RoundConstants(),
     "RoundNarrowFloats": RoundNarrowFloats(CPU),
+    "SimplifyAlgebra": SimplifyAlgebra(AlgebraOptions(H200, validate="strict")),
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
     "SeparateWrites": SeparateWrites(),
     "UnalignedArguments": UnalignedArguments(CPU),

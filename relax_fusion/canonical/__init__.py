@@ -16,7 +16,15 @@ from .rotations import FuseNormRotation
 from .slices import MoveSlices
 from .transposes import MoveTransposes
 
-CANONICAL: dict[str, Callable[[], Any]] = {
+
+def _simplify_algebra(*options: Any) -> Any:
+    """Return the pass of `relax_fusion.algebra`, whose frame is that of this package."""
+    from ..algebra import SimplifyAlgebra
+
+    return SimplifyAlgebra(*options)
+
+
+CANONICAL: dict[str, Callable[..., Any]] = {
     "MendImports": MendImports,
     "MergeDuplicates": MergeDuplicates,
     "MultiplyConvolutions": MultiplyConvolutions,
@@ -25,8 +33,9 @@ CANONICAL: dict[str, Callable[[], Any]] = {
     "RecogniseOperators": RecogniseOperators,
     "MoveSlices": MoveSlices,
     "MoveNorms": MoveNorms,
+    "SimplifyAlgebra": _simplify_algebra,
     "FuseNormRotation": FuseNormRotation,
 }
 """Every pass by name, in the order in which the pipeline runs them."""
 
-__all__ = ["CANONICAL", "WidenFloat8Products", *CANONICAL]
+__all__ = ["CANONICAL", "WidenFloat8Products", *(n for n in CANONICAL if n != "SimplifyAlgebra")]

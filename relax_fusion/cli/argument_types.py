@@ -27,7 +27,7 @@ MODELS = (
 )
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
-    *("RecogniseOperators", "MoveSlices", "FuseNormRotation"),
+    *("RecogniseOperators", "MoveSlices", "SimplifyAlgebra", "FuseNormRotation"),
     *("FuseAdapters", "FuseChains", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )

@@ -152,7 +152,7 @@ def add_model_arguments(
 
 CHANGING = (
     *("bound", "disable", "always_fuse", "allow_tf32", "validate", "backend", "database"),
-    *("no_cuda_graph", "cubins"),
+    *("no_cuda_graph", "cubins", "inexact"),
 )
 """Options beside those of the model and the target that change what is compiled."""
 
@@ -182,6 +182,8 @@ def pipeline_options(args: argparse.Namespace) -> dict[str, Any]:
     told = {name: value for name, value in given.items() if value is not None}
     if hasattr(args, "no_cuda_graph"):
         told["use_cuda_graph"] = not args.no_cuda_graph
+    if hasattr(args, "inexact"):
+        told["exact"] = not args.inexact
     return told
 
 
@@ -203,6 +205,12 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--allow-tf32",
         help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
+    )
+    add_flag(
+        parser,
+        "--inexact",
+        help="allow algebraic rules that the numerical contract does not: their results may "
+        "overflow, or lose digits, where the model's do not",
     )
     parser.add_argument(
         "--validate",

@@ -220,7 +220,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
         ("reshape", "flatten", "squeeze", "memory.ensure_zero_offset"),
         lambda c, x, *_: np.reshape(x, c.shape),
     ),
-    **{name: _reduced(getattr(np, name)) for name in ("max", "min", "sum", "mean")},
+    **{name: _reduced(getattr(np, name)) for name in ("max", "min", "sum", "mean", "prod")},
     "variance": _reduced(np.var),
     **dict.fromkeys(("nn.attention", "nn.attention_bias"), _attention),
     **dict.fromkeys(("full", "full_like"), _full()),

@@ -188,8 +188,8 @@ ANY = "h200"
 """A target that takes every choice, to check their values before one is known."""
 
 CHOICES = (
-    *("backend", "plans", "disable", "always_fuse", "allow_tf32", "validate", "report"),
-    "progress",
+    *("backend", "plans", "disable", "always_fuse", "allow_tf32", "exact", "validate"),
+    *("report", "progress"),
 )
 """Arguments of our pipeline that MLC-LLM's lacks."""
 
@@ -207,7 +207,8 @@ def install(**choices: Any) -> None:
     ----------
     **choices
         Fields of `relax_fusion.PipelineOptions` that MLC-LLM does not set: ``backend``, ``plans``,
-        ``disable``, ``always_fuse``, ``allow_tf32``, ``validate``, ``report``, ``progress``.
+        ``disable``, ``always_fuse``, ``allow_tf32``, ``exact``, ``validate``, ``report``,
+        ``progress``.
 
     Raises
     ------

@@ -83,6 +83,33 @@ class Scheduling:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """A part of a graph in the place of which an algebraic rule put another.
+
+    Parameters
+    ----------
+    function, where : str
+        The Relax function and the variable.
+    rule : str
+        The formulas, before and after.
+    numbers : str
+        ``"exact"``, the sentence of ``docs/numerics.md`` that allows other roundings, or
+        ``"inexact"``.
+    saved_s : float
+        What it saves by the price of its operators, in seconds, at the largest sizes.
+    validation : str
+        As that of a `Decision`.
+    """
+
+    function: str
+    where: str
+    rule: str
+    numbers: str
+    saved_s: float
+    validation: str = ""
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """A pass, or a chain, without which a module was compiled, as it could not be with it.
 

@@ -11,7 +11,7 @@ from ..errors import PipelineError
 from ..validation import check, json_text
 from .calls import Call, calls_of
 from .coverage import Coverage, Launches, Leftover, coverage_of
-from .decision import Decision, LeftOut, Scheduling
+from .decision import Decision, LeftOut, Rewrite, Scheduling
 from .item import Item
 from .material import Material
 from .record import record_of
@@ -41,6 +41,8 @@ class Report:
         What a page shows beside all that; the pipeline fills it in.
     left_out : list of LeftOut
         Passes and chains without which a module was compiled, as it could not be with them.
+    rewrites : list of Rewrite
+        One for each part of a graph that an algebraic rule replaced.
     recorded : list of Call, optional
         What a file says that calls take; None where they are predicted when they are asked for.
     """
@@ -53,6 +55,7 @@ class Report:
     device: str = ""
     material: Annotated[Material, InstanceOf()] = field(default_factory=Material)
     left_out: Annotated[list[LeftOut], InstanceOf()] = field(default_factory=list)
+    rewrites: Annotated[list[Rewrite], InstanceOf()] = field(default_factory=list)
     recorded: Annotated[list[Call] | None, SkipValidation] = None
 
     def __post_init__(self) -> None:
@@ -118,8 +121,8 @@ class Report:
             as ``plans``, ``predictions``, ``validation`` and ``decline``.  A
             prediction has ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s``
             in seconds, ``bound``, and ``measured_s`` of a tuning database.
-        ``leftovers``, ``left_out``
-            The fields of `Leftover` and of `LeftOut`.
+        ``leftovers``, ``left_out``, ``rewrites``
+            The fields of `Leftover`, of `LeftOut` and of `Rewrite`.
         ``schedules``
             ``function``, ``rule`` (empty where none had a schedule), ``plans`` where it goes by
             ours, and ``refusals`` of the rules that were asked before.

@@ -14,7 +14,7 @@ from ..validation import printable
 from ..workload import Graph
 from .calls import Call
 from .coverage import Coverage, Leftover
-from .decision import Decision, LeftOut, Scheduling
+from .decision import Decision, LeftOut, Rewrite, Scheduling
 from .sizes import sizes_text
 
 if TYPE_CHECKING:
@@ -89,6 +89,16 @@ def left_out_table(left: Sequence[LeftOut]) -> Table:
     """One row for what was left out, with what failed where it was not."""
     rows = [("left out", "failed in", "with"), *((x.name, x.where, x.error) for x in left)]
     return Table("", rows)
+
+
+def rewrites_table(rewrites: Sequence[Rewrite]) -> Table:
+    """One row per function and rule: how often it was applied, and what it saves in all."""
+    every: dict[tuple[str, str, str], list[float]] = {}
+    for each in rewrites:
+        every.setdefault((each.function, each.rule, each.numbers), []).append(each.saved_s)
+    rows = [("function", "before -> after", "numbers", "times", "saves")]
+    rows += [(*key, str(len(s)), format_seconds(sum(s))) for key, s in every.items()]
+    return Table("Rewritten by algebra (numbers: exact, or by which sentence of numerics.md)", rows)
 
 
 def fused_table(decisions: Sequence[Decision], every: bool = False) -> Table:
@@ -269,7 +279,8 @@ def report_text(
     `coverage`, how much is in kernels of ours; with `graphs`, what each of them computes.
     """
     lost = report.declined
-    tables = [left_out_table(report.left_out), fused_table(report.fused, every)]
+    tables = [left_out_table(report.left_out), rewrites_table(report.rewrites)]
+    tables.append(fused_table(report.fused, every))
     tables += [validation_table(report.fused), declined_table(lost)]
     if every:
         others = [d for d in report.decisions if not d.fused and d not in lost]

@@ -27,6 +27,7 @@ from ..report import (
     Leftover,
     Material,
     Report,
+    Rewrite,
     Scheduling,
     Source,
     Text,
@@ -218,6 +219,7 @@ def report_of(record: Mapping[str, Any]) -> Report:
         str(record["device"]),
         material,
         _read(LeftOut, record["left_out"], "left_out"),
+        _read(Rewrite, record["rewrites"], "rewrites"),
         _read(Call, record["calls"], "calls"),
     )
 

@@ -19,6 +19,7 @@ from ..report.tables import (
     declined_table,
     graphs_text,
     left_out_table,
+    rewrites_table,
     schedules_table,
     seconds_text,
     size_text,
@@ -92,6 +93,7 @@ def _overview(report: Report) -> list[Html]:
         f"unfused; {left} operators outside of fused kernels."
     )
     tables = [left_out_table(report.left_out), calls_table(report.calls, every=True)]
+    tables.append(rewrites_table(report.rewrites))
     tables.append(coverage_table(report.coverage))
     return [tag("p", told), *map(titled, tables), tag("p", NOTES)]
 

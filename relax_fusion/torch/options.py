@@ -43,6 +43,8 @@ class TorchOptions:
         On CUDA, replay launches of static shapes as CUDA graphs.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32.
+    exact : bool
+        Keep to algebraic rules that round as the numerical contract says.
     database : str or Path, optional
         A tuning database, as `relax_fusion.tune` writes it.
     report : str or Path, optional
@@ -65,6 +67,7 @@ class TorchOptions:
     validate: bool = False
     use_cuda_graph: bool = True
     allow_tf32: bool = False
+    exact: bool = True
     database: str | Path | None = None
     report: str | Path | None = None
     min_block_size: Count = 2
@@ -120,9 +123,8 @@ class TorchOptions:
         """Return the arguments of the pipeline."""
         from ..hardware.target import is_cuda
 
-        given = {
-            name: getattr(self, name) for name in ("backend", "validate", "allow_tf32", "database")
-        }
+        names = ("backend", "validate", "allow_tf32", "exact", "database")
+        given = {name: getattr(self, name) for name in names}
         if is_cuda(target):
             given |= {"use_cuda_graph": False, "cubins": True}  # PyTorch captures whole pieces
         return given

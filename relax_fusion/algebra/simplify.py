@@ -1,0 +1,338 @@
+"""Where the rules pay, best first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import tvm
+from tvm import ir, relax
+from tvm.target import Target
+
+from ..canonical.rewriter import Rewriter, canonicalise
+from ..equivalence.operators import Uninterpreted
+from ..equivalence.rewrites import Rewrite as Compared
+from ..errors import EquivalenceError
+from ..hardware.target import device_of, host_target
+from ..matching.bindings import Identity, items_of
+from ..matching.known_effects import memory_of
+from ..matching.pattern import BlockView, belongs_to_a_library, operator_of
+from ..matching.shapes import dtype_of, shape_of
+from ..report.decision import Rewrite
+from ..transforms.modules import functions_of
+from ..tvm_ir import GenericConst
+from .formula import Term
+from .matcher import Found, constant_of, folded, found_at, made, same_result
+from .price import Price
+from .rules import EXACT, INEXACT, RULES, Rule
+
+MOST_SWEEPS = 8
+"""A module is looked through at most so many times; each time, no part of it is rewritten twice."""
+
+MOST_FIRINGS = 512
+"""In a function, at most so many parts are rewritten each time: those that save the most."""
+
+_LEAST_PART = 1e-6
+"""What saves less than this part of what it costs is left: that may be a rounding."""
+
+
+@dataclass(frozen=True)
+class AlgebraOptions:
+    """What `SimplifyAlgebra` is told.
+
+    Parameters
+    ----------
+    target : Target, optional
+        The device whose rates count; by default the target in scope, else this machine's CPU.
+    bounds : mapping of str to int
+        Largest values of symbolic variables, by name.
+    exact : bool
+        Whether to keep to the rules whose roundings ``docs/numerics.md`` allows.
+    validate : bool or "strict"
+        Interpret each part before and after, and leave it where they differ, or raise.
+    rewrites : list of Rewrite, optional
+        Gets a record of every part that was rewritten.
+    """
+
+    target: Target | None = None
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    exact: bool = True
+    validate: bool | Literal["strict"] = False
+    rewrites: list[Rewrite] | None = None
+
+
+@dataclass(frozen=True)
+class Firing:
+    """A rule at a place.
+
+    Parameters
+    ----------
+    rule : Rule
+        Which one.
+    found : Found
+        Where.
+    saved_s : float
+        The seconds that it saves, at the largest sizes.
+    view : BlockView
+        The block.
+    """
+
+    rule: Rule
+    found: Found
+    saved_s: float
+    view: BlockView
+
+    @cached_property
+    def constants(self) -> dict[str, relax.Expr | None]:
+        """What the constant parts of the result come to, by their names in `result`."""
+        parts = list(_constant_parts(self.rule.result))
+        return {f"folded{n}": folded(self.view, p, self.found) for n, p in enumerate(parts)}
+
+    @cached_property
+    def result(self) -> Term:
+        """The formula of the result, with names for its constant parts."""
+        parts = list(_constant_parts(self.rule.result))
+        return _replaced(
+            self.rule.result, {p: Term(name=f"folded{n}") for n, p in enumerate(parts)}
+        )
+
+
+@tvm.transform.module_pass(opt_level=0, name="SimplifyAlgebra")
+class SimplifyAlgebra:
+    """Compute the same by less, by the rules of `RULES`.
+
+    rewrite::
+
+        y = R.add(R.matmul(x, A), R.matmul(x, B))      # A, B constant
+            ->
+        y = R.matmul(x, A + B)                         # added when compiling
+
+    A rule applies where operations and bytes of what goes are more than those of what comes, at the
+    least and at the largest sizes; of several that meet, the one that saves most.
+
+    declines when:
+        a tensor in between is read elsewhere, so that nothing is saved; a constant is read
+        elsewhere; something writes to a tensor; the numbers would be others than
+        ``docs/numerics.md`` allows, unless ``exact=False``.
+
+    Parameters
+    ----------
+    options : AlgebraOptions
+        Device, bounds, which rules, and the list that receives what was rewritten.
+    """
+
+    def __init__(self, options: AlgebraOptions | None = None):
+        self.options = options or AlgebraOptions()
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        options = self.options
+        target = options.target or Target.current(allow_none=True) or host_target()
+        search = _Search(options, Price(device_of(target), options.bounds))
+        for _ in range(MOST_SWEEPS):
+            chosen = {hash(f.found.root): f for f in search.firings(mod)}
+            if not chosen:
+                break
+            roots = {f"relax.{f.rule.pattern.op}" for f in chosen.values()}
+            rewrite = _Rewriting(chosen)
+            mod = canonicalise(mod, dict.fromkeys(roots, rewrite.rewritten))
+        return mod
+
+
+class _Search:
+    """Looks for places where a rule pays."""
+
+    def __init__(self, options: AlgebraOptions, price: Price):
+        self.options, self.price = options, price
+        self.checked: dict[tuple[str, ...], str] = {}
+        self.by_operator: dict[str, list[Rule]] = {}
+        for rule in RULES:
+            if rule.numbers != INEXACT or not options.exact:
+                self.by_operator.setdefault(f"relax.{rule.pattern.op}", []).append(rule)
+
+    def firings(self, mod: ir.IRModule) -> list[Firing]:
+        """Return the rules to apply, no two of which meet; those that save most come first."""
+        functions = {
+            gvar.name_hint: func
+            for gvar, func in functions_of(mod, relax.Function).items()
+            if not belongs_to_a_library(func)
+        }
+        read = Counter(c for func in functions.values() for c in _constants_read(func))
+        taken: list[Firing] = []
+        for name, func in functions.items():
+            memory = memory_of(name, func, mod)
+            found: list[Firing] = []
+            for block in func.body.blocks:
+                if isinstance(block, relax.DataflowBlock):
+                    view = BlockView(block, mod, self.options.bounds, memory)
+                    found += self._in_block(view, read)
+            found.sort(key=lambda f: -f.saved_s)
+            taken += self._apart(name, found)[:MOST_FIRINGS]
+        return taken
+
+    def _in_block(self, view: BlockView, read: Counter[Identity]) -> Iterator[Firing]:
+        for binding in view.bindings:
+            rules = self.by_operator.get(operator_of(binding.value), ())
+            if binding.var in view.casts or not rules or shape_of(binding.var) is None:
+                continue
+            for rule in rules:
+                if dtype_of(binding.var) in rule.dtypes:
+                    ways = found_at(view, rule.pattern, binding.var)
+                    fits = (found for found in ways if _may(view, rule, found, read))
+                    found = next(fits, None)
+                    if found is not None and (saved := self._saved(view, rule, found)) > 0:
+                        yield Firing(rule, found, saved, view)
+
+    def _saved(self, view: BlockView, rule: Rule, found: Found) -> float:
+        """Return the seconds that a rule saves at the largest sizes; 0 where it does not pay."""
+        builder, come = relax.BlockBuilder(), list[tuple[relax.Var, relax.Expr]]()
+
+        def emit(term: Term, value: relax.Expr) -> relax.Expr:
+            var = relax.DataflowVar("made", value.ty)
+            come.extend([] if term.is_constant else [(var, value)])
+            return var
+
+        whole = made(rule.result, found, builder, emit)
+        if whole is None or not same_result(whole, found.root):
+            return 0.0
+        gone = [(v, view.defs[v]) for v in _unread(view, found) if constant_of(view, v) is None]
+        before, after = self.price.of(gone), self.price.of(come)
+        saved = [b - a for b, a in zip(before, after, strict=True)]
+        least = [_LEAST_PART * b for b in before]
+        if any(s < -x for s, x in zip(saved, least, strict=True)):
+            return 0.0
+        return saved[1] if any(s > x for s, x in zip(saved, least, strict=True)) else 0.0
+
+    def _apart(self, function: str, found: list[Firing]) -> list[Firing]:
+        """Leave what meets another that saves more, and what is refused; tell of the others."""
+        taken: list[Firing] = []
+        seen: set[Identity] = set()
+        for firing in found:
+            places = {hash(v) for v in (firing.found.root, *firing.found.inside)}
+            if seen & places:
+                continue
+            told = self._validation(firing, function)
+            if told is None or None in firing.constants.values():
+                continue
+            seen |= places
+            taken.append(firing)
+            if self.options.rewrites is not None:
+                root, rule = firing.found.root.name, firing.rule
+                record = Rewrite(function, root, str(rule), rule.numbers, firing.saved_s, told)
+                self.options.rewrites.append(record)
+        return taken
+
+    def _validation(self, firing: Firing, function: str) -> str | None:
+        """Say whether a rule was checked at its place; None where it is wrong."""
+        if not self.options.validate:
+            return ""
+        names = [f"{n}: {e.ty}" for n, e in sorted(firing.found.names.items())]
+        key = (str(firing.rule), *names)
+        if key not in self.checked:
+            try:
+                found = comparison(firing.rule, firing.found).difference()
+                self.checked[key] = "checked" if found is None else f"wrong: {found}"
+            except Uninterpreted as err:
+                self.checked[key] = f"not checked: {err} is not interpreted"
+        told = self.checked[key]
+        if told.startswith("wrong") and self.options.validate == "strict":
+            where = f"{firing.rule} at {firing.found.root.name} in {function}"
+            raise EquivalenceError(f"{where} would compute something else: {told}")
+        return None if told.startswith("wrong") else told
+
+
+def _constant_parts(term: Term) -> Iterator[Term]:
+    """Yield the largest parts of a formula that are computed when compiling, numbers left out."""
+    if term.op and term.is_constant and not term.is_number:
+        yield term
+    else:
+        for arg in term.args:
+            yield from _constant_parts(arg)
+
+
+def _replaced(term: Term, parts: Mapping[Term, Term]) -> Term:
+    known = parts.get(term)
+    return known or replace(term, args=tuple(_replaced(arg, parts) for arg in term.args))
+
+
+def _constants_read(func: relax.Function) -> Iterator[Identity]:
+    """Yield the constants of a function, as often as bindings read them."""
+    for block in func.body.blocks:
+        for binding in items_of(block.bindings):
+            args = binding.value.args if isinstance(binding.value, relax.Call) else ()
+            fields = (f for a in args for f in (a.fields if isinstance(a, relax.Tuple) else (a,)))
+            yield from (hash(a) for a in fields if isinstance(a, GenericConst))
+
+
+def _may(view: BlockView, rule: Rule, found: Found, read: Counter[Identity]) -> bool:
+    """Tell whether a rule may be applied, whatever it saves."""
+    tensors = [found.root, *found.inside, *found.names.values()]
+    if not all(map(view.memory.is_constant, tensors)):
+        return False
+    if any(dtype_of(t) != found.dtype or shape_of(t) is None for t in tensors):
+        return False
+    for name, expr in found.names.items():
+        if name.isupper() and not _is_alone(view, expr, read):
+            return False
+    return rule.when(found)
+
+
+def _is_alone(view: BlockView, expr: relax.Expr, read: Counter[Identity]) -> bool:
+    """Tell whether a constant is read once, in one layout."""
+    value = view.definition(expr)
+    if isinstance(value, GenericConst):
+        return read[hash(value)] <= 1
+    return view.only_user(expr) is not None and _is_alone(view, value.args[0], read)
+
+
+def _unread(view: BlockView, found: Found) -> list[relax.Var]:
+    """Return the bindings of a formula that nothing else reads, the last first."""
+    gone = [found.root]
+    for var in sorted(found.inside, key=view.index.__getitem__, reverse=True):
+        if not view.escapes(var) and all(u in gone for u in view.uses(var)):
+            gone.append(var)
+    return list(dict.fromkeys(gone))
+
+
+@dataclass
+class _Rewriting:
+    """Applies firings, each once."""
+
+    chosen: dict[Identity, Firing]
+
+    def rewritten(self, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+        """Return what a rule makes in the place of the value at hand."""
+        firing = self.chosen.pop(hash(rewriter.var), None)
+        if firing is None:
+            return None
+        names = {n: rewriter.names.get(e, e) for n, e in firing.found.names.items()}
+        for name, value in firing.constants.items():
+            names[name] = value if isinstance(value, GenericConst) else rewriter.emit(value)
+        whole = firing.result
+
+        def emit(part: Term, value: relax.Expr) -> relax.Expr:
+            return value if part is whole else rewriter.emit(value)
+
+        return made(whole, replace(firing.found, names=names), rewriter.builder, emit)
+
+
+def comparison(rule: Rule, found: Found, result: Term | None = None) -> Compared:
+    """Return a formula and what takes its place as what can be compared, of fresh inputs."""
+    builder, sides = relax.BlockBuilder(), []
+    names = {n: e if Term(name=n).is_number else relax.Var(n, e.ty) for n, e in found.names.items()}
+    fresh = replace(found, names=names)
+    for term in (rule.pattern, rule.result if result is None else result):
+        bindings: list[tuple[relax.Var, relax.Expr]] = []
+
+        def emit(_: Term, value: relax.Expr, to: list = bindings) -> relax.Expr:  # type: ignore[type-arg]
+            to.append((relax.DataflowVar("made", value.ty), value))
+            return to[-1][0]
+
+        whole = made(term, fresh, builder, emit, folds=False)
+        sides.append((bindings, whole))
+    leaves = [e for e in names.values() if isinstance(e, relax.Var)]
+    (before, old), (after, new) = sides
+    return Compared(leaves, before, after, (old, new), rule.numbers == EXACT)
