@@ -27,7 +27,7 @@ MODELS = (
 )
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
-    *("RecogniseOperators", "MoveSlices", "SimplifyAlgebra", "FuseNormRotation"),
+    *("RecogniseOperators", "MoveSlices", "MoveNorms", "SimplifyAlgebra", "FuseNormRotation"),
     *("FuseAdapters", "FuseChains", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )
