@@ -62,6 +62,7 @@ from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.norms import LegalizeNorms
+from .transforms.parts import NameParts, ReadParts
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.views import FoldReshapes, ReturnReshapedViews
 from .transforms.whole_graph import KeepResults
@@ -90,8 +91,9 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     told = {"SimplifyAlgebra": (options.algebra,)}
+    left = {*options.disable, *(("SplitProjections",) if options.cublas_gemm else ())}
     for name, make in CANONICAL.items():
-        passes += [] if name in options.disable else [make(*told.get(name, ()))]
+        passes += [] if name in left else [make(*told.get(name, ()))]
     if (report := options.report) is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
     passes.append(FusePatterns(options.fuse))
@@ -106,7 +108,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes.append(RecordWork(report))
     if options.cublas_gemm:
         passes.append(relax.transform.RunCodegen())
-    return [*passes, FoldReshapes(), FuseTransposeMatmul()]
+    return [*passes, FoldReshapes(), FuseTransposeMatmul(), NameParts()]
 
 
 def phase2_lower(options: PipelineOptions) -> list[Pass]:
@@ -139,7 +141,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
     first = [*appends, MarkFixedArguments(options.target), schedule_kernels(options)]
-    rest = [*triton, *exact, *web, *narrow, RoundNarrowFloats(options.target)]
+    rest = [*triton, ReadParts(), *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]
     sources = RecordSources(options.target, report.material.sources)

@@ -30,6 +30,7 @@ from relax_fusion.canonical import (
     MoveTransposes,
     MultiplyConvolutions,
     RecogniseOperators,
+    SplitProjections,
     WidenFloat8Products,
 )
 from relax_fusion.mend.constants import CopyConstants, FoldConstants
@@ -50,6 +51,7 @@ from relax_fusion.transforms.annotate import AttachFunctionAttrs
 from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
+from relax_fusion.transforms.parts import NameParts, ReadParts
 from relax_fusion.transforms.views import FoldReshapes, ReturnReshapedViews
 from relax_fusion.transforms.whole_graph import KeepResults
 from relax_fusion.triton_bridge import EmitTritonKernels
@@ -89,6 +91,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "MoveSlices": MoveSlices(),
     "MoveTransposes": MoveTransposes(),
     "MultiplyConvolutions": MultiplyConvolutions(),
+    "NameParts": NameParts(),
     "NameInPlaceResults": NameInPlaceResults(),
     "NarrowVectors": NarrowVectors(4),
     "PlanMemory": PlanMemory(),
@@ -99,6 +102,8 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "RoundNarrowFloats": RoundNarrowFloats(CPU),
     "SimplifyAlgebra": SimplifyAlgebra(AlgebraOptions(H200, validate="strict")),
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
+    "ReadParts": ReadParts(),
+    "SplitProjections": SplitProjections(),
     "SeparateWrites": SeparateWrites(),
     "UnalignedArguments": UnalignedArguments(CPU),
     "WidenFloat8Products": WidenFloat8Products(H200),

@@ -7,6 +7,7 @@ from typing import Any
 
 from .convolutions import MultiplyConvolutions
 from .duplicates import MergeDuplicates
+from .feature_parts import SplitProjections
 from .float8 import WidenFloat8Products
 from .imports import MendImports
 from .moved_norms import MoveNorms
@@ -32,6 +33,7 @@ CANONICAL: dict[str, Callable[..., Any]] = {
     "MoveTransposes": MoveTransposes,
     "RecogniseOperators": RecogniseOperators,
     "MoveSlices": MoveSlices,
+    "SplitProjections": SplitProjections,
     "MoveNorms": MoveNorms,
     "SimplifyAlgebra": _simplify_algebra,
     "FuseNormRotation": FuseNormRotation,

@@ -11,11 +11,9 @@ from tvm import ir, relax
 from ..matching.bindings import Identity, items_of
 from ..matching.effects import Memory, reads_of
 from ..matching.expressions import substitute
-from ..matching.known_effects import memory_of
-from ..matching.pattern import belongs_to_a_library, is_call
+from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
-from ..transforms.modules import functions_of
-from .rewriter import same_type
+from .rewriter import same_type, with_blocks
 
 _NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 _MOVEMENTS = ("relax.reshape", "relax.permute_dims", "relax.concat", "relax.strided_slice")
@@ -45,27 +43,13 @@ class MoveNorms:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`."""
-        builder, changed = relax.BlockBuilder(mod), False
-        for gvar, func in functions_of(mod, relax.Function).items():
-            if belongs_to_a_library(func):
-                continue
-            memory = memory_of(gvar.name_hint, func, mod)
-            blocks = [_moved(block, memory, builder) for block in func.body.blocks]
-            if any(block is not None for block in blocks):
-                pairs = zip(blocks, func.body.blocks, strict=True)
-                body = relax.SeqExpr([new or old for new, old in pairs], func.body.body)
-                new = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-                builder.update_func(gvar, new)
-                changed = True
-        return relax.transform.Normalize()(builder.get()) if changed else mod
+        return with_blocks(mod, _moved)
 
 
 def _moved(
-    block: relax.BindingBlock, memory: Memory, builder: relax.BlockBuilder
-) -> relax.DataflowBlock | None:
-    """Return a block with its norms moved, None if there is none to move."""
-    if not isinstance(block, relax.DataflowBlock):
-        return None
+    block: relax.DataflowBlock, memory: Memory, builder: relax.BlockBuilder
+) -> list[relax.Binding] | None:
+    """Return the bindings of a block with its norms moved, None if there is none to move."""
     bindings, found = items_of(block.bindings), False
     for norm in bindings:
         last = _last(norm, bindings, memory)
@@ -86,7 +70,7 @@ def _moved(
                 binding if same else relax.VarBinding(binding.var, builder.normalize(value))
             )
         bindings = made
-    return relax.DataflowBlock(bindings) if found else None
+    return bindings if found else None
 
 
 def _last(

@@ -63,6 +63,48 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
     return relax.transform.Normalize()(builder.get()) if changed else mod
 
 
+BlockRule: TypeAlias = Callable[
+    [relax.DataflowBlock, Memory, relax.BlockBuilder], "list[relax.Binding] | None"
+]
+"""Takes a block; returns other bindings that are the same, None to keep it."""
+
+
+def with_blocks(mod: ir.IRModule, rule: BlockRule) -> ir.IRModule:
+    """Rewrite the dataflow blocks of all Relax functions, and remove what nothing reads any more.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        It is not modified.
+    rule : BlockRule
+        What is asked of each block.
+
+    Returns
+    -------
+    tvm.IRModule
+        `mod` itself where the rule kept all blocks.
+    """
+    builder, changed = relax.BlockBuilder(mod), False
+    for gvar, func in functions_of(mod, relax.Function).items():
+        if belongs_to_a_library(func):
+            continue
+        memory, blocks, rewritten = memory_of(gvar.name_hint, func, mod), [], False
+        builder.begin_scope(func.params)  # sizes of tensors are no less than 0
+        for block in func.body.blocks:
+            plain = isinstance(block, relax.DataflowBlock)
+            made = rule(block, memory, builder) if plain else None
+            rewritten = rewritten or made is not None
+            blocks.append(block if made is None else relax.DataflowBlock(made))
+        builder.end_scope()
+        if rewritten:
+            changed = True
+            blocks = _without_unread(blocks, free_vars(func.body.body), memory)
+            body = relax.SeqExpr(blocks, func.body.body)
+            new = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+            builder.update_func(gvar, new)
+    return relax.transform.Normalize()(builder.get()) if changed else mod
+
+
 class Rewriter:
     """Applies rules to the dataflow blocks of a function, in order, to what the last one made.
 

@@ -27,7 +27,14 @@ MODELS = (
 )
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
-    *("RecogniseOperators", "MoveSlices", "MoveNorms", "SimplifyAlgebra", "FuseNormRotation"),
+    *(
+        "RecogniseOperators",
+        "MoveSlices",
+        "SplitProjections",
+        "MoveNorms",
+        "SimplifyAlgebra",
+        "FuseNormRotation",
+    ),
     *("FuseAdapters", "FuseChains", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )

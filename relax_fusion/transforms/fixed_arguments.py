@@ -16,6 +16,7 @@ from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..tvm_ir import SBlockRealize, structural_equal
 from .modules import bindings_of, functions_of, with_functions
+from .parts import marked_parts, part_of
 
 CALLS = "tirx.tvm_call_", "tirx.call_extern"
 """Operators of these names, or whose names begin so, call what may have effects of its own."""
@@ -106,18 +107,23 @@ def fixed_arguments(
     the one in front.
     """
     found: dict[ir.GlobalVar, Fixed] = {}
+    marked = marked_parts(mod)
     for _, func in mod.functions_items():
         if not isinstance(func, relax.Function):
             continue
         memory = Memory(func, mod)
         fixed = (memory.given | memory.constants) - memory.written
         launched: list[list[ir.Expr]] = []
+        whole: dict[ir.Expr, ir.Expr] = {}  # of which kernels read a part
         for binding, in_branch in bindings_of(func.body):
             value = binding.value
+            if (part := part_of(marked, value)) is not None:
+                whole[binding.var] = part[0]
             if is_call(value, "relax.call_tir") and value.args[0] in functions:
                 sizes = _sizes(value)
                 leads = not any(_implies(sizes, others) for others in launched)
-                here = Fixed(tuple(memory.of(a) <= fixed for a in value.args[1].fields), leads)
+                args = (whole.get(a, a) for a in value.args[1].fields)
+                here = Fixed(tuple(memory.of(a) <= fixed for a in args), leads)
                 before = found.get(value.args[0], here)
                 pairs = zip(before.arguments, here.arguments, strict=True)
                 found[value.args[0]] = Fixed(

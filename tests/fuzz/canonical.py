@@ -15,6 +15,7 @@ from relax_fusion.canonical import (
     MoveSlices,
     MoveTransposes,
     RecogniseOperators,
+    SplitProjections,
 )
 from relax_fusion.equivalence.operators import Misfit, Uninterpreted
 
@@ -24,7 +25,7 @@ from .matches import TOLERANCE, Wrong
 
 STAGE: tuple[Pass, ...] = (
     *(MendImports(), MergeDuplicates(), MoveReshapes(), MoveTransposes()),
-    *(RecogniseOperators(), MoveSlices(), MoveNorms(), FuseNormRotation()),
+    *(RecogniseOperators(), MoveSlices(), SplitProjections(), MoveNorms(), FuseNormRotation()),
 )
 """In the order of the pipeline."""
 

@@ -14,6 +14,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
 from relax_fusion.transforms.fixed_arguments import Fixed, MarkFixedArguments, fixed_arguments
+from relax_fusion.transforms.parts import PART_ATTR
 
 from ..support.contraction_cases import HALF, plain
 
@@ -90,6 +91,15 @@ PARTS = ("u = packed[1]", "v = u[1]")
 def test_weights(bindings: tuple[str, ...], fixed: bool) -> None:
     found = known(*bindings)
     assert found.arguments == (in_place("x") not in bindings, fixed) and found.leads
+
+
+@pytest.mark.parametrize("source", ["w", "z"])
+def test_parts_count_as_what_they_are_of(source: str) -> None:
+    part = f"v = R.call_tir(cls.double, ({source},), {OUT})"
+    mod = module("z = R.add(x, x)", part, call("v"))
+    mod.update_func(double := mod.get_global_var("double"), mod[double].with_attr(PART_ATTR, 0))
+    gvar = mod.get_global_var("f")
+    assert fixed_arguments(mod, {gvar})[gvar].arguments == (True, source == "w")
 
 
 def test_every_call_counts() -> None:

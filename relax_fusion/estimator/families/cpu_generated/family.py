@@ -193,7 +193,8 @@ def _cheapest(
         return _predict(graph, plan, dev, sizes).seconds
 
     found: list[CpuChainPlan] = []
-    tilings: tuple[Loops, ...] = ("blocks", "rows")
+    shared = _inside(graph, "rows") <= space_of(graph).common  # all statements are in that loop
+    tilings: tuple[Loops, ...] = ("blocks",) if shared else ("blocks", "rows")
     for loops in tilings:
         for single, known in structures(graph, MOST_WHOLE, _inside(graph, loops)).items():
             rows = (FEW_ROWS, *ROWS) if loops == "rows" else ROWS
