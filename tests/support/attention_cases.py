@@ -189,7 +189,7 @@ def _shapes() -> list[Case]:
             )
             for names in layouts
         ),
-        *(_case(f"head_dim_{d}", head_dim=d, v_dim=d, scale=d**-0.5) for d in (80, 96)),
+        *(_case(f"head_dim_{d}", head_dim=d, v_dim=d, scale=d**-0.5) for d in (80, 96, 160)),
         _case("v_dim_48", v_dim=48),
         _case("odd_dims", head_dim=20, v_dim=12),
         _case("grouped", q_heads=6, kv_heads=2),

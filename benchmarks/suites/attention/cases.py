@@ -127,13 +127,15 @@ def _others() -> Iterable[Case]:
     for model, heads in (("base", 12), ("large", 16)):
         for batch in (1, 8, 32):
             yield Case(f"bert-{model}-b{batch}", "bert", (heads, heads), (512, 512), 64, batch)
-    for head_dim in (64, 80, 96, 128, 256):
+    for head_dim in (64, 72, 80, 96, 128, 160, 256):
         yield Case(f"d{head_dim}", "head_dim", (16, 16), (2048, 2048), head_dim)
     for model, heads, head_dim in (("base", 12, 64), ("large", 16, 64), ("huge", 16, 80)):
         length = 257 if model == "huge" else 197
         for batch in (1, 32):
             name = f"vit-{model}-b{batch}"
             yield Case(name, "vit", (heads, heads), (length, length), head_dim, batch)
+    for batch in (1, 32):
+        yield Case(f"clip-b{batch}", "clip", (12, 12), (77, 77), 64, batch, causal=True)
     yield Case("gpt2-1024", "gpt2", (12, 12), (1024, 1024), 64, causal=True)
     for batch in (1, 16):
         yield Case(f"gpt2-decode-b{batch}", "gpt2", (12, 12), (1, 1024), 64, batch)

@@ -153,28 +153,105 @@ def request(desc, ring, turn, where):
     copy_tile(desc, where, full, ring.tiles.index(slot))
 
 
+@gluon.constexpr_function
+def part_widths(features):
+    """Return the widths in which a tile's features are multiplied, powers of two.
+
+    80 are 64 and 16, where the tile has 128.  A second part begins where 128 bytes of a row do, as
+    those are what rows are swizzled by.
+    """
+    low = 1 << features.bit_length() - 1
+    whole = max(16, 1 << (features - 1).bit_length())
+    rest = max(16, 1 << (features - low - 1).bit_length())
+    return (low, rest) if low >= 64 and low + rest < whole else (whole,)
+
+
+@gluon.constexpr_function
+def part_count(features):
+    """Return how many parts there are."""
+    return len(part_widths(features))
+
+
+@gluon.constexpr_function
+def part_width(features, index):
+    """Return the width of a part."""
+    return part_widths(features)[index]
+
+
+@gluon.constexpr_function
+def part_start(features, index):
+    """Return the first feature of a part."""
+    return sum(part_widths(features)[:index])
+
+
+@gluon.constexpr_function
+def result_layout(columns):
+    """Return how a warp group's products of 64 rows lie in its registers."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.jit
+def zeros(COLUMNS: gl.constexpr):
+    """Return sums of 64 rows of which there are none yet."""
+    return gl.full([64, COLUMNS], 0.0, gl.float32, result_layout(COLUMNS))
+
+
+@gluon.jit
+def of_rows(values, sums):
+    """Return a value for each row, as sums have their rows."""
+    return gl.convert_layout(values, gl.SliceLayout(1, sums.type.layout))[:, None]
+
+
+@gluon.jit
+def left_operand(values, sums):
+    """Return values as the left operand of a product that is added to sums."""
+    return gl.convert_layout(values, gl.DotOperandLayout(0, sums.type.layout, 2))
+
+
+@gluon.jit
+def part(tile, FEATURES: gl.constexpr, INDEX: gl.constexpr):
+    """Return a part of a tile: matrix units have no work with what pads its features."""
+    return tile.slice(part_start(FEATURES, INDEX), part_width(FEATURES, INDEX), 1)
+
+
 @gluon.jit
 def ask_products(q_tile, k_ring, turn, C: gl.constexpr):
     """Ask for the products of queries and the keys of a turn."""
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
     k_tile = k_ring.tiles.index(turn % C.stages).reshape([C.block_n, q_tile.shape[1]])
-    zero = gl.full([64, C.block_n], 0.0, gl.float32, S)
-    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+    s = zeros(C.block_n)
+    for i in gl.static_range(part_count(C.head_dim)):
+        keys = part(k_tile, C.head_dim, i).permute((1, 0))
+        s = warpgroup_mma(part(q_tile, C.head_dim, i), keys, s, use_acc=i > 0, is_async=True)
+    return s
 
 
 @gluon.jit
-def ask_values(v_ring, turn, weights, rescale, acc, C: gl.constexpr):
+def ask_values(v_ring, turn, weights, rescale, sums, C: gl.constexpr):
     """Rescale the sums, and ask for the weighted values of a turn on top; return the weights too.
 
     Both happens here, behind `ask_products`, because the matrix units are busy meanwhile.
     """
-    ACC: gl.constexpr = acc.type.layout
-    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACC, k_width=2)
-    acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, ACC))[:, None]
-    p = gl.convert_layout(weights.to(v_ring.tiles.dtype), P)
+    scaled, operands = (), ()
+    for i in gl.static_range(part_count(C.v_dim)):
+        scaled += (sums[i] * of_rows(rescale, sums[i]),)
+        operands += (left_operand(weights.to(v_ring.tiles.dtype), sums[i]),)
     slot = wait_full(v_ring.full, turn, C.stages)
-    v_tile = v_ring.tiles.index(slot).reshape([C.block_n, acc.shape[1]])
-    return warpgroup_mma(p, v_tile, acc, is_async=True), p
+    v_tile = v_ring.tiles.index(slot).reshape([C.block_n, v_ring.tiles.shape[4]])
+    asked = ()
+    for i in gl.static_range(part_count(C.v_dim)):
+        values = part(v_tile, C.v_dim, i)
+        asked += (warpgroup_mma(operands[i], values, scaled[i], is_async=True),)
+    return asked, operands
+
+
+@gluon.jit
+def wait_values(asked, operands):
+    """Wait for what `ask_values` asked for, and return the sums."""
+    found = warpgroup_mma_wait(0, deps=asked + operands)
+    sums = ()
+    for i in gl.static_range(len(asked)):
+        sums += (found[i],)
+    return sums
 
 
 @gluon.jit
@@ -191,9 +268,7 @@ def wait_next(k_full, turn, wanted, C: gl.constexpr):
 def attend(rings, modifiers, sinks, lengths, blocks, rows, first, q_turn, C: gl.constexpr):
     """Return the result ``[64, features]`` of rows, from keys and values of turn `first` on."""
     q_ring, k_ring, v_ring = rings
-    V_PAD: gl.constexpr = v_ring.tiles.shape[4]
     end, counts = blocks
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])
     q_slot = wait_full(q_ring.full, q_turn, 2 * C.q_stages)
     q_tile = q_ring.tiles.index(q_slot).reshape([64, q_ring.tiles.shape[4]])
     k_slot = wait_full(k_ring.full, first, C.stages)
@@ -204,7 +279,9 @@ def attend(rings, modifiers, sinks, lengths, blocks, rows, first, q_turn, C: gl.
     s = scores_of_block(s, modifiers, rows, end - 1, first * 2 + warp_group, lengths, True, C)
     highest = gl.full([64], float("-inf"), gl.float32, rows.type.layout)
     total = gl.full([64], 0.0, gl.float32, rows.type.layout)
-    acc = gl.full([64, V_PAD], 0.0, gl.float32, ACC)
+    sums = ()
+    for i in gl.static_range(part_count(C.v_dim)):
+        sums += (zeros(part_width(C.v_dim, i)),)
     weights, rescale, highest, total = weigh(s, highest, total, C.unit)
     wait_next(k_ring.full, first + 1, counts[3] > 1, C)
     for part in gl.static_range(3):
@@ -212,26 +289,30 @@ def attend(rings, modifiers, sinks, lengths, blocks, rows, first, q_turn, C: gl.
             for i in range(counts[part], counts[part + 1]):
                 turn = first + i
                 s = ask_products(q_tile, k_ring, turn, C)
-                acc, p = ask_values(v_ring, turn - 1, weights, rescale, acc, C)
-                s = warpgroup_mma_wait(1, deps=[s])
+                asked, operands = ask_values(v_ring, turn - 1, weights, rescale, sums, C)
+                s = warpgroup_mma_wait(part_count(C.v_dim), deps=[s])
                 mbarrier.arrive(k_ring.empty.index(turn % C.stages), count=1)
                 bias_turn = turn * 2 + warp_group
                 ENDS: gl.constexpr = part != 1
                 s = scores_of_block(s, modifiers, rows, end - 1 - i, bias_turn, lengths, ENDS, C)
                 weights, rescale, highest, total = weigh(s, highest, total, C.unit)
                 wait_next(k_ring.full, turn + 1, i + 1 < counts[3], C)
-                acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+                sums = wait_values(asked, operands)
                 mbarrier.arrive(v_ring.empty.index((turn - 1) % C.stages), count=1)
     mbarrier.arrive(q_ring.empty.index(q_slot), count=1)
     turn = first + counts[3] - 1
-    acc, p = ask_values(v_ring, turn, weights, rescale, acc, C)
-    nothing = gl.convert_layout(total == 0.0, gl.SliceLayout(1, ACC))[:, None]
+    asked, operands = ask_values(v_ring, turn, weights, rescale, sums, C)
+    nothing = total == 0.0
     if C.sinks:
         total += gl.exp2(sinks - shift_of(highest, C.unit))
-    inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
-    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    inverse = 1.0 / total
+    sums = wait_values(asked, operands)
     mbarrier.arrive(v_ring.empty.index(turn % C.stages), count=1)
-    return gl.where(nothing, 0.0, acc * inverse)
+    results = ()
+    for i in gl.static_range(part_count(C.v_dim)):
+        shares = sums[i] * of_rows(inverse, sums[i])
+        results += (gl.where(of_rows(nothing, sums[i]), 0.0, shares),)
+    return results
 
 
 @gluon.jit
@@ -239,7 +320,7 @@ def consume(rings, bias_ring, tensors, sizes, C: gl.constexpr, INDEX: gl.constex
     """Compute and store 64 rows of every tile of this program: those of warp group `INDEX`."""
     bias, mask, slopes_ptr, sinks_ptr, out = tensors
     BATCH, Q_LEN, KV_LEN = sizes
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
+    S: gl.constexpr = result_layout(C.block_n)
     if C.pdl:
         gdc_wait()
     turn = 0
@@ -258,18 +339,19 @@ def consume(rings, bias_ring, tensors, sizes, C: gl.constexpr, INDEX: gl.constex
         modifiers = (bias_rows, (head_of(mask, batch, head), mask.s), slope)
         rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, S))
         lengths = (Q_LEN, KV_LEN)
-        acc = attend(rings, modifiers, sinks, lengths, blocks, rows, turn, count * 2 + INDEX, C)
-        store_rows(out, batch, head, acc, m_start, Q_LEN, C)
+        found = attend(rings, modifiers, sinks, lengths, blocks, rows, turn, count * 2 + INDEX, C)
+        for i in gl.static_range(part_count(C.v_dim)):
+            store_rows(out, batch, head, found[i], m_start, Q_LEN, part_start(C.v_dim, i), C)
         turn += blocks[1][3]
 
 
 @gluon.jit
-def store_rows(out, batch, head, acc, m_start, Q_LEN, C: gl.constexpr):
-    """Store a warp group's result."""
+def store_rows(out, batch, head, acc, m_start, Q_LEN, FIRST: gl.constexpr, C: gl.constexpr):
+    """Store a warp group's result, features from `FIRST` on."""
     OUT: gl.constexpr = row_layout(acc.shape[1])
     y = gl.convert_layout(acc.to(out.ptr.dtype.element_ty), OUT)
     rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, OUT))
-    features = gl.arange(0, acc.shape[1], gl.SliceLayout(0, OUT))
+    features = FIRST + gl.arange(0, acc.shape[1], gl.SliceLayout(0, OUT))
     mask = (rows < Q_LEN)[:, None] & (features < C.v_dim)[None, :]
     gl.store(address(out, batch, rows, head)[:, None] + features[None, :], y, mask=mask)
 

@@ -210,9 +210,8 @@ class Product:
 
     def finish(self) -> None:
         left = self.left.array if isinstance(self.left, Memory) else self.left
-        self.value = values(
-            self.acc + left.astype(np.float32) @ self.right.array.astype(np.float32)
-        )
+        acc = self.acc.value if isinstance(self.acc, Product) else self.acc  # they end in order
+        self.value = values(acc + left.astype(np.float32) @ self.right.array.astype(np.float32))
 
 
 def multiply(a: Any, b: Memory, acc: Any, use_acc: bool = True, is_async: bool = False) -> Product:

@@ -28,6 +28,7 @@ from .tiles import (
     few_scores,
     heads_of_tile,
     key_parts,
+    multiplied,
     padded,
     resident,
     row_tiles,
@@ -208,12 +209,8 @@ def _matmuls_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     if plan.family == "attention" and not warp_groups(plan, dev):
         efficiency = FRAGMENT_EFFICIENCY
     per_sm = dev.tensor_flops_per_s(work.dtype) / dev.sm_count * efficiency
-    return 2.0 * plan.block_m * plan.block_n * _features(work) / per_sm
-
-
-def _features(work: Attention) -> int:
-    """Return the features of a key and a value, as tiles have them."""
-    return padded(work.head_dim) + padded(work.v_dim)
+    width = sum(multiplied(d, plan.family) for d in (work.head_dim, work.v_dim))
+    return 2.0 * plan.block_m * plan.block_n * width / per_sm
 
 
 def block_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
@@ -230,7 +227,8 @@ def chain_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return what the operations on a block of keys take, one after the other, in one program."""
     scores = plan.block_m * plan.block_n / (32 * plan.num_warps)
     if warp_groups(plan, dev):
-        return GROUP_STEP_S + scores * _features(work) * GROUP_STEP_S_PER_PRODUCT
+        width = padded(work.head_dim) + padded(work.v_dim)
+        return GROUP_STEP_S + scores * width * GROUP_STEP_S_PER_PRODUCT
     return FRAGMENT_STEP_S + scores * _score_work(work, plan) * FRAGMENT_STEP_S_PER_SCORE
 
 

@@ -85,6 +85,12 @@ def two_tiles(features: int) -> int:
     return low + (padded(features - low) if features > low else 0)
 
 
+def multiplied(features: int, family: str) -> int:
+    """Return the width that matrix units multiply: past 64 features, "flash" cuts a tile in two."""
+    in_two = family == "flash" and features > 64
+    return two_tiles(features) if in_two else padded(features)
+
+
 def heads_of_tile(plan: TilePlan, work: Attention) -> int:
     """Return the query heads whose rows share a tile, and the keys that it reads."""
     return 1 if plan.family in MAPPED_FAMILIES else work.q_heads // work.kv_heads
@@ -184,7 +190,7 @@ def warp_groups(plan: TilePlan, dev: DeviceSpec) -> bool:
 def register_values(plan: TilePlan, work: Attention) -> int:
     """Return the registers of scores and results, and of weights beside them, in one thread."""
     if plan.family in MAPPED_FAMILIES:
-        return padded(work.v_dim) // 2 + plan.block_n * 3 // 4
+        return multiplied(work.v_dim, plan.family) // 2 + plan.block_n * 3 // 4
     if plan.family == "groups":
         width, v_width = two_tiles(work.head_dim), two_tiles(work.v_dim)
         loaded = (plan.block_m + plan.block_n) * width + plan.block_n * v_width
