@@ -25,7 +25,7 @@ _SLOTS = {"power": 60, "erf": 30, "sin": 40, "cos": 40, "abs": 1, "prod": 1}
 """Instructions of operators that no block graph has (assumed)."""
 
 
-_ELEMENTWISE = named("arithmetic", "function", "rounding", "comparison", "choice", "cast")
+ELEMENTWISE = named("arithmetic", "function", "rounding", "comparison", "choice", "cast")
 _REDUCTIONS = (*named("reduction"), "relax.prod")
 
 
@@ -43,25 +43,34 @@ class Price:
     def __init__(self, device: DeviceSpec, bounds: Mapping[str, int]):
         self.device, self.bounds = device, bounds
 
-    def of(self, bindings: Sequence[tuple[relax.Var, relax.Expr]]) -> tuple[float, float]:
-        """Return the seconds of a part of a graph, if nothing overlaps: operations and bytes.
+    def of(
+        self, bindings: Sequence[tuple[relax.Var, relax.Expr]], is_read_inside: bool
+    ) -> tuple[float, float]:
+        """Return the seconds of a part of a graph, if nothing overlaps.
 
-        What an element-wise operator reads of another, or of a matmul, is in no memory, nor what
-        a reduction reads of an element-wise operator.
+        Each kernel is launched, computes, and moves what is in memory.  What an element-wise
+        operator reads of another, or of a matmul, is in none, nor what a reduction reads of an
+        element-wise operator.
+
+        Parameters
+        ----------
+        bindings : sequence of (relax.Var, relax.Expr)
+            The part, in order; the last is its result.
+        is_read_inside : bool
+            Whether only element-wise operators read the result.
         """
         made = {hash(var): call for var, call in bindings}
         edges = [(hash(e), call) for _, call in bindings for e in operands(call)]
         stored = {key for key, call in edges if not _is_fused(made.get(key), call)}
-        stored |= made.keys() - {key for key, _ in edges}
-        names = {v for e in self._tensors(bindings) for v in variables(shape_of(e) or [])}
+        if bindings and not (is_read_inside and is_call(bindings[-1][1], *ELEMENTWISE)):
+            stored.add(hash(bindings[-1][0]))
+        names = {v for b in bindings for e in (b[0], *operands(b[1])) for v in _symbols(e)}
         least, most = Sizes(dict.fromkeys(names, 1)), Sizes({v: self._most(v) for v in names})
-        return self._seconds(bindings, stored, least), self._seconds(bindings, stored, most)
+        launches = self.device.launch_s * _launches(bindings, stored)
+        return tuple(launches + self._seconds(bindings, stored, s) for s in (least, most))  # type: ignore[return-value]
 
     def _most(self, size: tirx.Var) -> int:
         return self.bounds.get(size.name, MOST)
-
-    def _tensors(self, bindings: Sequence[tuple[relax.Var, relax.Expr]]) -> list[relax.Expr]:
-        return [e for var, call in bindings for e in (var, *operands(call))]
 
     def _seconds(
         self,
@@ -74,7 +83,9 @@ class Price:
             if is_call(call, *VIEWS):
                 continue
             tensors = {hash(e): e for e in (var, *operands(call)) if hash(e) in stored}
-            moved = (_elements(e, sizes) * stored_bytes(dtype_of(e)) for e in tensors.values())
+            moved = [_elements(e, sizes) * stored_bytes(dtype_of(e)) for e in tensors.values()]
+            if var is bindings[-1][0] and hash(var) in stored:
+                moved.append(moved[0])  # who reads the result
             total += sum(moved) / self.device.dram_bytes_per_s + self._work(call, sizes)
         return total
 
@@ -89,11 +100,31 @@ class Price:
         return 2.0 * _elements(call, sizes) * inner / (tensor or rate)
 
 
+def _launches(
+    bindings: Sequence[tuple[relax.Var, relax.Expr]], stored: Collection[Identity]
+) -> int:
+    """Count kernels: matmuls and reductions, and element-wise operators that are behind none."""
+    count, behind = 0, set[Identity]()
+    for var, call in bindings:
+        if not is_call(call, *ELEMENTWISE):
+            count += not is_call(call, *VIEWS)
+            behind |= {hash(var)} if is_call(call, "relax.matmul") else set()
+        elif any(hash(e) in behind for e in operands(call)):
+            behind.add(hash(var))
+        else:
+            count += hash(var) in stored
+    return count
+
+
 def _is_fused(made: relax.Expr | None, reader: relax.Expr) -> bool:
     """Tell whether a call makes what another reads within one kernel."""
-    if is_call(reader, *_ELEMENTWISE):
-        return is_call(made, *_ELEMENTWISE, "relax.matmul")
-    return is_call(reader, *_REDUCTIONS) and is_call(made, *_ELEMENTWISE)
+    if is_call(reader, *ELEMENTWISE):
+        return is_call(made, *ELEMENTWISE, "relax.matmul")
+    return is_call(reader, *_REDUCTIONS) and is_call(made, *ELEMENTWISE)
+
+
+def _symbols(expr: relax.Expr) -> set[tirx.Var]:
+    return variables(shape_of(expr) or [])
 
 
 def _elements(expr: relax.Expr, sizes: Sizes) -> int:

@@ -26,7 +26,7 @@ from ..transforms.modules import functions_of
 from ..tvm_ir import GenericConst
 from .formula import Term
 from .matcher import Found, constant_of, folded, found_at, made, same_result
-from .price import Price
+from .price import ELEMENTWISE, Price
 from .rules import EXACT, INEXACT, RULES, Rule
 
 MOST_SWEEPS = 8
@@ -35,7 +35,7 @@ MOST_SWEEPS = 8
 MOST_FIRINGS = 512
 """In a function, at most so many parts are rewritten each time: those that save the most."""
 
-_LEAST_PART = 1e-6
+_LEAST_PART = 1e-9
 """What saves less than this part of what it costs is left: that may be a rounding."""
 
 
@@ -199,7 +199,10 @@ class _Search:
         if whole is None or not same_result(whole, found.root):
             return 0.0
         gone = [(v, view.defs[v]) for v in _unread(view, found) if constant_of(view, v) is None]
-        before, after = self.price.of(gone), self.price.of(come)
+        readers = view.uses(found.root)
+        is_inside = not view.escapes(found.root) and bool(readers)
+        is_inside &= all(operator_of(view.defs[v]) in ELEMENTWISE for v in readers)
+        before, after = (self.price.of(part, is_inside) for part in (gone[::-1], come))
         saved = [b - a for b, a in zip(before, after, strict=True)]
         least = [_LEAST_PART * b for b in before]
         if any(s < -x for s, x in zip(saved, least, strict=True)):
