@@ -12,7 +12,7 @@ from tvm import ir, relax
 from ..equivalence.interpreter import Interpreter
 from ..equivalence.sizes import Sizes
 from ..matching.constants import is_factor, scalar
-from ..matching.pattern import Definitions, is_call
+from ..matching.pattern import BlockView, Definitions, is_call
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..tvm_ir import GenericConst, structural_equal
 from ..workload.reference import numpy_dtype
@@ -34,6 +34,8 @@ class Found:
     ----------
     root : relax.Var
         The variable.
+    view : BlockView
+        The block.
     names : mapping of str to relax.Expr
         What the names of the formula stand for.
     attributes : mapping of str to relax.Call
@@ -43,6 +45,7 @@ class Found:
     """
 
     root: relax.Var
+    view: BlockView
     names: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, relax.Call] = field(default_factory=dict)
     inside: tuple[relax.Var, ...] = ()
@@ -57,9 +60,9 @@ class Found:
         return float(self.names[name].value.numpy().reshape(-1)[0])
 
 
-def found_at(view: Definitions, pattern: Term, root: relax.Var) -> Iterator[Found]:
+def found_at(view: BlockView, pattern: Term, root: relax.Var) -> Iterator[Found]:
     """Yield the ways in which a variable is a formula."""
-    return _matched(view, pattern, root, Found(root))
+    return _matched(view, pattern, root, Found(root, view))
 
 
 def _matched(view: Definitions, term: Term, expr: relax.Expr, found: Found) -> Iterator[Found]:
@@ -174,7 +177,7 @@ def axes_of_both(outer: Any, inner: Any, rank: int) -> list[int]:
     return sorted({*first, *then})
 
 
-def folded(view: Definitions, term: Term, found: Found) -> relax.Expr | None:
+def folded(term: Term, found: Found) -> relax.Expr | None:
     """Compute a formula of constants in float64, and round it once; None if that is not finite.
 
     What is made of a matrix that is stored transposed is so, too.
@@ -182,7 +185,7 @@ def folded(view: Definitions, term: Term, found: Found) -> relax.Expr | None:
     bindings: list[tuple[relax.Var, relax.Expr]] = []
 
     def laid(expr: relax.Expr) -> None:
-        value = view.definition(expr)
+        value = found.view.definition(expr)
         if is_call(value, *_LAID):
             laid(value.args[0])
             bindings.append((expr, value))

@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 
 from tvm import tirx
 
-from ..matching.shapes import is_one, same_shape, shape_of
+from ..matching.effects import free_vars
+from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
 from .formula import Term, formula
 from .matcher import Found
 
@@ -36,7 +37,9 @@ class Rule:
     when : callable
         Takes what the names stand for; tells whether both formulas are the same then.
     dtypes : tuple of str
-        Of which dtypes all tensors are; any floats by default.
+        Of which dtypes the result is; any floats by default.
+    is_mixed : bool
+        Whether tensors of the formula may have other dtypes than its result.
     """
 
     before: str
@@ -44,6 +47,7 @@ class Rule:
     numbers: Numbers
     when: Condition = lambda found: True
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16", "float64")
+    is_mixed: bool = False
 
     def __str__(self) -> str:
         return f"{self.before} -> {self.after}"
@@ -105,8 +109,12 @@ def _is_column(found: Found) -> bool:
     )
 
 
-def _is_along(found: Found, size: tirx.Expr) -> bool:
-    *lead, last = _shape(found, "V") or [tirx.IntImm("int64", 1)]
+def _is_vector(found: Found) -> bool:
+    return _is_along(found, _shape(found, "y")[1], "z")
+
+
+def _is_along(found: Found, size: tirx.Expr, name: str = "V") -> bool:
+    *lead, last = _shape(found, name) or [tirx.IntImm("int64", 1)]
     return all(map(is_one, lead)) and same_shape([last], [size])
 
 
@@ -127,6 +135,40 @@ def _are_of_a_rank(found: Found) -> bool:
     return is_plain or (len(x) > 2 and all(same_shape(x[:-2], v[:-2]) for v in (y, z)))
 
 
+def _is_row_scale(found: Found) -> bool:
+    """Tell whether y is a number for each row of x, and is computed of others."""
+    x, y = _shape(found, "x"), _shape(found, "y")
+    if len(x) != len(y) or len(x) < 2 or not is_one(y[-1]) or len(_shape(found, "z")) != 2:
+        return False
+    return not found.view.depends_on(found.names["y"], set(free_vars(found.names["x"])))
+
+
+def _is_of_rows(found: Found) -> bool:
+    """Tell whether all rows are summed up that a matmul by a matrix makes."""
+    attrs, rank = found.attributes["r"].attrs, len(_shape(found, "x"))
+    axes = [] if attrs.axis is None else [int(a) % rank for a in attrs.axis]
+    is_row = axes == [rank - 2] and (bool(attrs.keepdims) or rank > 2)
+    return is_row and len(_shape(found, "y")) == 2
+
+
+def _is_same_along(found: Found) -> bool:
+    """Tell whether y is one number along the axes of a reduction, and x has them all."""
+    attrs, x, y = found.attributes["r"].attrs, _shape(found, "x"), _shape(found, "y")
+    if attrs.axis is None or not attrs.keepdims or len(y) != len(x):
+        return False
+    return all(is_one(y[int(a)]) and not is_one(x[int(a)]) for a in attrs.axis)
+
+
+def _is_widened(found: Found) -> bool:
+    """Tell whether a dtype has all numbers of that from which it is cast."""
+    inner = found.attributes["q"]
+    return dtype_of(inner) in _WIDER.get(dtype_of(inner.args[0]), ())
+
+
+def _is_back(found: Found) -> bool:
+    return _is_widened(found) and dtype_of(found.names["x"]) == found.dtype
+
+
 def _keeps_alike(found: Found) -> bool:
     """Tell whether both of two reductions leave out the axes that they are over, or neither."""
     return len({bool(call.attrs.keepdims) for call in found.attributes.values()}) == 1
@@ -136,6 +178,13 @@ def _both(*conditions: Condition) -> Condition:
     return lambda found: all(holds(found) for holds in conditions)
 
 
+_WIDER = {
+    "float16": ("float32", "float64"),
+    "bfloat16": ("float32", "float64"),
+    "float32": ("float64",),
+    "int8": ("int16", "int32", "int64", "float16", "float32", "float64"),
+    "int32": ("int64", "float64"),
+}
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 RULES: tuple[Rule, ...] = (
@@ -155,6 +204,8 @@ RULES: tuple[Rule, ...] = (
     Rule("nn.relu(nn.relu(x))", "nn.relu(x)", "exact"),
     Rule("maximum(x, x)", "x", "exact"),
     Rule("minimum(x, x)", "x", "exact"),
+    Rule("astype[r](astype[q](x))", "x", "exact", _is_back, is_mixed=True),
+    Rule("astype[r](astype[q](x))", "astype[r](x)", "exact", _is_widened, is_mixed=True),
     # Cheaper operators
     Rule("x / c", "x * (1 / c)", "exact", _is_power_of_two),
     Rule("power(x, 1)", "x", "exact"),
@@ -181,6 +232,12 @@ RULES: tuple[Rule, ...] = (
     Rule("(x @ A + V) * c", "x @ (A * c) + V * c", "A1", _is_row),
     Rule("(x @ A + W) * V", "x @ (A * row(V)) + W * V", "A1", _is_row),
     Rule("(x @ A + V) @ B", "x @ (A @ B) + row(V) @ B", "A1", _is_row),
+    Rule("(x @ A + V) / c", "x @ (A / c) + V / c", "A1", _is_row),
+    Rule("(x @ A + V) + W", "x @ A + (V + W)", "A1", _is_row),
+    Rule("(x @ A) / c", "x @ (A / c)", "A1", _are_matrices),
+    Rule("(x / c) @ A", "x @ (A / c)", "A1", _are_matrices),
+    Rule("-(x @ A)", "x @ (-A)", "exact", _are_matrices),
+    Rule("take[r](A, x) * c", "take[r](A * c, x)", "A1", _are_matrices, is_mixed=True),
     # Common factors
     Rule("x * y + x * z", "x * (y + z)", "A3", _has_range),
     Rule("x * y - x * z", "x * (y - z)", "A3", _has_range),
@@ -190,7 +247,16 @@ RULES: tuple[Rule, ...] = (
     Rule("x @ y + x @ z", "x @ (y + z)", "A3", _both(_has_range, _are_alike_in("y", "z"))),
     Rule("(x @ y) @ z", "x @ (y @ z)", "A3", _both(_has_range, _are_of_a_rank)),
     Rule("x @ (y @ z)", "(x @ y) @ z", "A3", _both(_has_range, _are_of_a_rank)),
-    # Reductions later than what they are of
+    Rule("(x * y) @ z", "(x @ z) * y", "A3", _both(_has_range, _is_row_scale)),
+    # Rows added up in front of what multiplies each
+    Rule("mean[r](x @ y)", "mean[r](x) @ y", "A4", _is_of_rows),
+    Rule("mean[r](x @ y + z)", "mean[r](x) @ y + z", "A4", _both(_is_of_rows, _is_vector)),
+    Rule("sum[r](x @ y)", "sum[r](x) @ y", "A4", _both(_has_range, _is_of_rows)),
+    # Reductions in front of the rest
+    Rule("max[r](x + y)", "max[r](x) + y", "A4", _is_same_along),
+    Rule("max[r](x - y)", "max[r](x) - y", "A4", _is_same_along),
+    Rule("sum[r](x * y)", "sum[r](x) * y", "A4", _both(_has_range, _is_same_along)),
+    Rule("mean[r](x * y)", "mean[r](x) * y", "A4", _is_same_along),
     Rule("max[r](x + c)", "max[r](x) + c", "exact"),
     Rule("min[r](x + c)", "min[r](x) + c", "exact"),
     Rule("max[r](x - c)", "max[r](x) - c", "exact"),
@@ -211,8 +277,9 @@ RULES: tuple[Rule, ...] = (
     Rule("x + x * y", "x * (y + 1)", "inexact"),
     Rule("(x + c) + d", "x + (c + d)", "inexact"),
     Rule("x / c", "x * (1 / c)", "inexact"),
-    Rule("(x / y) / z", "x / (y * z)", "inexact"),
     Rule("x / sqrt(y)", "x * rsqrt(y)", "inexact"),
+    Rule("x / y", "x * (1 / y)", "inexact"),
+    Rule("(x / y) / z", "x / (y * z)", "inexact"),
     Rule("1 / exp(x)", "exp(-x)", "inexact"),
     Rule("exp(x) * exp(y)", "exp(x + y)", "inexact"),
     Rule("exp(x) / exp(y)", "exp(x - y)", "inexact"),

@@ -76,20 +76,17 @@ class Firing:
         Where.
     saved_s : float
         The seconds that it saves, at the largest sizes.
-    view : BlockView
-        The block.
     """
 
     rule: Rule
     found: Found
     saved_s: float
-    view: BlockView
 
     @cached_property
     def constants(self) -> dict[str, relax.Expr | None]:
         """What the constant parts of the result come to, by their names in `result`."""
         parts = list(_constant_parts(self.rule.result))
-        return {f"folded{n}": folded(self.view, p, self.found) for n, p in enumerate(parts)}
+        return {f"folded{n}": folded(p, self.found) for n, p in enumerate(parts)}
 
     @cached_property
     def result(self) -> Term:
@@ -184,7 +181,7 @@ class _Search:
                     fits = (found for found in ways if _may(view, rule, found, read))
                     found = next(fits, None)
                     if found is not None and (saved := self._saved(view, rule, found)) > 0:
-                        yield Firing(rule, found, saved, view)
+                        yield Firing(rule, found, saved)
 
     def _saved(self, view: BlockView, rule: Rule, found: Found) -> float:
         """Return the seconds that a rule saves at the largest sizes; 0 where it does not pay."""
@@ -275,7 +272,9 @@ def _may(view: BlockView, rule: Rule, found: Found, read: Counter[Identity]) -> 
     tensors = [found.root, *found.inside, *found.names.values()]
     if not all(map(view.memory.is_constant, tensors)):
         return False
-    if any(dtype_of(t) != found.dtype or shape_of(t) is None for t in tensors):
+    if any(shape_of(t) is None for t in tensors):
+        return False
+    if not rule.is_mixed and any(dtype_of(t) != found.dtype for t in tensors):
         return False
     for name, expr in found.names.items():
         if name.isupper() and not _is_alone(view, expr, read):

@@ -110,7 +110,7 @@ def _drawn(rng: np.random.Generator, leaf: relax.Var, sizes: Sizes, kind: str) -
     if dtype == "bool":
         return rng.random(shape) < 0.5
     if "int" in dtype:
-        return stored(rng.integers(0, 100, shape), dtype, rounds=False)
+        return stored(rng.integers(0, 4, shape), dtype, rounds=False)
     made = rng.standard_normal(shape)
     made = np.abs(made) + 0.1 if kind == "positive" else made * (1e3 if kind == "large" else 1)
     special = _SPECIAL.get(kind)

@@ -13,7 +13,6 @@ from relax_fusion.algebra import AlgebraOptions, Rule, SimplifyAlgebra
 from relax_fusion.algebra.formula import NUMBERS, Term
 from relax_fusion.canonical import MergeDuplicates
 from relax_fusion.hardware.target import make_target
-from relax_fusion.matching.shapes import dtype_of
 from relax_fusion.report.decision import Rewrite
 
 TARGET = make_target("h200")
@@ -27,6 +26,16 @@ SHAPES: dict[str, Shapes] = {
     "(x + V) @ A": {"V": (64,)},
     "x @ z + y @ z": {"y": (5, 64), "z": (64, 96)},
     "x / sqrt(y)": {"y": (5, 1)},
+    "x / y": {"y": (5, 1)},
+    "take[r](A, x) * c": {"x": (5,)},
+    "(x * y) @ z": {"y": (5, 1), "z": (64, 96)},
+    "mean[r](x @ y)": {"y": (64, 96)},
+    "sum[r](x @ y)": {"y": (64, 96)},
+    "mean[r](x @ y + z)": {"y": (64, 96), "z": (96,)},
+    "max[r](x + y)": {"y": (5, 1)},
+    "max[r](x - y)": {"y": (5, 1)},
+    "sum[r](x * y)": {"y": (5, 1)},
+    "mean[r](x * y)": {"y": (5, 1)},
     "x @ y + x @ z": {"x": (256, 64), "y": (64, 96), "z": (64, 96)},
     "(x @ y) @ z": {"x": (64, 8), "y": (8, 64), "z": (64, 8)},
     "x @ (y @ z)": {"x": (8, 64), "y": (64, 64), "z": (64, 64)},
@@ -38,6 +47,13 @@ SHAPES: dict[str, Shapes] = {
 
 VALUES = {"c": 4.0, "d": 3.0}
 AXES: dict[str, list[int]] = {"r": [-1], "q": [0]}
+DTYPES = {"take[r](A, x) * c": "int64", "astype[r](astype[q](x)) -> astype[r](x)": "float16"}
+"""Of x, by the formula or the rule."""
+
+
+def axes_of(rule: Rule, name: str) -> list[int]:
+    """Return what a reduction of a formula is over."""
+    return [-2] if "[r](x @ y" in rule.before else AXES[name]
 
 
 def names_of(rule: Rule) -> list[str]:
@@ -58,22 +74,31 @@ def leaves_of(
         elif name.isupper():
             found[name] = relax.const(rng.standard_normal(shape), dtype)
         else:
-            found[name] = relax.Var(name, relax.TensorType(shape, dtype))
+            own = DTYPES.get(rule.before, DTYPES.get(str(rule), dtype)) if name == "x" else dtype
+            found[name] = relax.Var(name, relax.TensorType(shape, own))
     return found
 
 
 def written(
-    emit: Callable[[relax.Expr], relax.Expr], term: Term, leaves: Mapping[str, relax.Expr]
+    emit: Callable[[relax.Expr], relax.Expr],
+    term: Term,
+    leaves: Mapping[str, relax.Expr],
+    rule: Rule,
+    dtype: str,
 ) -> relax.Expr:
     """Emit a formula."""
     if term.value is not None:
-        return relax.const(np.array(term.value), dtype_of(next(iter(leaves.values()))))
+        return relax.const(np.array(term.value), dtype)
     if not term.op:
         return leaves[term.name]
-    args = [written(emit, arg, leaves) for arg in term.args]
-    if term.name:
+    args = [written(emit, arg, leaves, rule, dtype) for arg in term.args]
+    if term.op == "astype":
+        made = relax.op.astype(*args, "float64" if term.name == "q" else dtype)
+    elif term.op == "take":
+        made = relax.op.take(*args, 0)
+    elif term.name:
         keepdims = term.name == "r" and not any(p.name == "q" for p in term.parts())
-        made = getattr(relax.op, term.op)(*args, axis=AXES[term.name], keepdims=keepdims)
+        made = getattr(relax.op, term.op)(*args, axis=axes_of(rule, term.name), keepdims=keepdims)
     elif term.op == "matmul":
         made = relax.op.matmul(*args)
     else:
@@ -100,7 +125,7 @@ def module_of(
 
     with builder.function("main", params):
         with builder.dataflow():
-            written(emit, rule.pattern, leaves)
+            written(emit, rule.pattern, leaves, rule, dtype)
             if made and rule.pattern.name:  # what follows a reduction is part of its reader
                 made[-1] = builder.emit(relax.op.sign(made[-1]))
             outs = [builder.emit_output(v) for v in (made if leaks else made[-1:])]
@@ -127,6 +152,10 @@ AWAY: dict[str, tuple[str, Shapes]] = {
     "maximum(x, x)": ("maximum(x, y)", {}),
     "minimum(x, x)": ("minimum(x, y)", {}),
     "x / c": ("c / x", {}),
+    "x / y": ("x / y", {}),
+    "-(x @ A)": ("-(x @ y)", {"y": (64, 96)}),
+    "astype[r](astype[q](x))": ("astype[r](x)", {}),
+    "(x @ A) / c": ("(x @ y) / d", {"y": (64, 96)}),
     "power(x, 1)": ("power(x, 1.5)", {}),
     "power(x, 2)": ("power(2, x)", {}),
     "power(x, 3)": ("power(x, 5)", {}),

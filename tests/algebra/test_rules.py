@@ -16,7 +16,7 @@ from relax_fusion.algebra.simplify import comparison
 from relax_fusion.matching.pattern import BlockView
 
 from ..canonical.common import assert_same_numbers
-from .cases import AWAY, AXES, SHAPES, VALUES, module_of, names_of, simplified
+from .cases import AWAY, SHAPES, VALUES, axes_of, module_of, names_of, simplified
 
 EVERY = pytest.mark.parametrize("rule", RULES, ids=str)
 
@@ -124,16 +124,20 @@ _SYMBOLIC = {
 _ARRAYS = {"row": np.ravel, "column": lambda x: x.reshape(-1, 1)}
 
 
-def symbolic(term: Term, names: dict[str, Any], attributes: dict[str, tuple[int, ...]]) -> Any:
+def symbolic(rule: Rule, term: Term, names: dict[str, Any], attributes: set[str]) -> Any:
     """Return what a formula is of symbols, as an array of expressions."""
     if term.value is not None:
         return sympy.nsimplify(term.value)
     if not term.op:
         return names[term.name]
-    args = [symbolic(arg, names, attributes) for arg in term.args]
+    args = [symbolic(rule, arg, names, attributes) for arg in term.args]
+    if term.op == "astype":
+        return args[0]
+    if term.op == "take":
+        return np.take(args[0], args[1], axis=0)
     if term.name:
         both = " + " in term.name
-        axes = None if both else tuple(AXES[term.name])
+        axes = None if both else axes_of(rule, term.name)
         keep = term.name == "r" and "q" not in attributes
         reduce = {
             "max": lambda v: sympy.Max(*v), "min": lambda v: sympy.Min(*v),
@@ -151,6 +155,7 @@ def symbolic(term: Term, names: dict[str, Any], attributes: dict[str, tuple[int,
 
 
 SMALL = {"A": (2, 2), "B": (2, 2), "V": (2,), "W": (2,)}
+ROWS = ("(x * y) @ z", "max[r](x + y)", "max[r](x - y)", "sum[r](x * y)", "mean[r](x * y)")
 
 
 @EVERY
@@ -160,11 +165,14 @@ def test_it_is_proved(rule: Rule) -> None:
         if name in VALUES:
             names[name] = sympy.Symbol(name, positive=True)
             continue
-        shape = SMALL.get(name, (2, 2))
+        shape = SMALL.get(name, (2,) if name == "z" and "y + z" in rule.before else (2, 2))
+        shape = (2, 1) if name == "y" and rule.before in ROWS else shape
         flat = [sympy.Symbol(f"{name}{i}", positive=True) for i in range(int(np.prod(shape)))]
         names[name] = np.array(flat, dtype=object).reshape(shape)
-    attributes = {part.name: () for part in rule.pattern.parts() if part.op and part.name}
-    sides = [symbolic(term, names, attributes) for term in (rule.pattern, rule.result)]
+    if "take" in rule.before:
+        names["x"] = np.array([1, 0, 1])
+    attributes = {part.name for part in rule.pattern.parts() if part.op and part.name}
+    sides = [symbolic(rule, term, names, attributes) for term in (rule.pattern, rule.result)]
     before, after = (np.asarray(side, dtype=object) for side in sides)
     assert before.shape == after.shape
     for old, new in zip(before.ravel(), after.ravel(), strict=True):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 
 from relax_fusion.algebra import RULES, Rule
 from relax_fusion.algebra.matcher import found_at
@@ -39,11 +40,14 @@ def errors(rule: Rule, dtype: str) -> tuple[float, float, float]:
     def rounded(_: object, value: np.ndarray) -> np.ndarray:
         return np.asarray(value).astype(kind).astype("float64")
 
-    def drawn(shape: tuple[int, ...]) -> np.ndarray:
+    def drawn(var: relax.Var) -> np.ndarray:
+        shape = tuple(map(int, var.ty.shape.values))
+        if "int" in str(var.ty.dtype):
+            return rng.integers(0, 5, shape)
         values = rng.standard_normal(shape)
         return rounded(None, np.abs(values) + 0.25 if "power" in rule.before else values)
 
-    given = {v: drawn(tuple(map(int, v.ty.shape.values))) for v in sides.leaves}
+    given = {v: drawn(v) for v in sides.leaves}
     made = []
     for bindings, result in ((sides.before, sides.results[0]), (sides.after, sides.results[1])):
         for hook in (None, rounded):
