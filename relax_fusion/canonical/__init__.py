@@ -13,6 +13,7 @@ from .imports import MendImports
 from .moved_norms import MoveNorms
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
+from .padded_rotations import PadRotations
 from .rotations import FuseNormRotation
 from .slices import MoveSlices
 from .transposes import MoveTransposes
@@ -32,6 +33,7 @@ CANONICAL: dict[str, Callable[..., Any]] = {
     "MoveReshapes": MoveReshapes,
     "MoveTransposes": MoveTransposes,
     "RecogniseOperators": RecogniseOperators,
+    "PadRotations": PadRotations,
     "MoveSlices": MoveSlices,
     "SplitProjections": SplitProjections,
     "MoveNorms": MoveNorms,

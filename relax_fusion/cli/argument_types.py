@@ -29,6 +29,7 @@ PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
     *(
         "RecogniseOperators",
+        "PadRotations",
         "MoveSlices",
         "SplitProjections",
         "MoveNorms",

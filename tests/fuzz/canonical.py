@@ -14,6 +14,7 @@ from relax_fusion.canonical import (
     MoveReshapes,
     MoveSlices,
     MoveTransposes,
+    PadRotations,
     RecogniseOperators,
     SplitProjections,
 )
@@ -25,7 +26,14 @@ from .matches import TOLERANCE, Wrong
 
 STAGE: tuple[Pass, ...] = (
     *(MendImports(), MergeDuplicates(), MoveReshapes(), MoveTransposes()),
-    *(RecogniseOperators(), MoveSlices(), SplitProjections(), MoveNorms(), FuseNormRotation()),
+    *(
+        RecogniseOperators(),
+        PadRotations(),
+        MoveSlices(),
+        SplitProjections(),
+        MoveNorms(),
+        FuseNormRotation(),
+    ),
 )
 """In the order of the pipeline."""
 
