@@ -31,6 +31,7 @@ from .dlight_rules import (
     ScheduleKernels,
     SingleThreadRule,
 )
+from .grouping import AnnotateOperators, FuseGroups
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory.collect import RecordKernels, RecordWork
 from .inventory.record_graph import RecordGraph
@@ -38,7 +39,6 @@ from .launch.cuda_kernels import CompileCUDAKernels
 from .mend.constants import CopyConstants, FoldConstants
 from .mend.device_targets import BindDeviceTargets
 from .mend.float_constants import FiniteConstants, RoundConstants
-from .mend.fuse_ops import FuseOps
 from .mend.in_place import SeparateWrites
 from .mend.legalize import LEGALIZE_MAP
 from .mend.memory_planning import NameInPlaceResults, PlanMemory
@@ -112,16 +112,16 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
 
 
 def phase2_lower(options: PipelineOptions) -> list[Pass]:
-    """Turn the remaining operators into PrimFuncs and fuse the element-wise ones, as TVM does."""
+    """Turn the remaining operators into PrimFuncs, and join those that are faster together."""
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         LegalizeNorms(),
         relax.transform.LegalizeOps(dict(LEGALIZE_MAP)),
         CopyConstants(),
-        relax.transform.AnnotateTIROpPattern(),
+        AnnotateOperators(),
         FoldConstants(),
-        FuseOps(),
+        FuseGroups(options.target, options.report.joined if options.report is not None else None),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),
     ]

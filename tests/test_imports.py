@@ -16,7 +16,7 @@ FLOORS = (
     ("hardware", "workload", "tiling", "errors", "validation", "files", "estimator", "report"),
     (
         *("matching", "canonical", "compute", "equivalence", "transforms", "launch"),
-        *("quantization", "cuda_kernels", "inventory", "mend", "tvm_ir", "algebra"),
+        *("quantization", "cuda_kernels", "inventory", "mend", "tvm_ir", "algebra", "grouping"),
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     (

@@ -34,10 +34,10 @@ from relax_fusion.canonical import (
     SplitProjections,
     WidenFloat8Products,
 )
+from relax_fusion.grouping import AnnotateOperators, FuseGroups
 from relax_fusion.mend.constants import CopyConstants, FoldConstants
 from relax_fusion.mend.device_targets import BindDeviceTargets
 from relax_fusion.mend.float_constants import FiniteConstants, RoundConstants
-from relax_fusion.mend.fuse_ops import FuseOps
 from relax_fusion.mend.in_place import SeparateWrites
 from relax_fusion.mend.memory_planning import NameInPlaceResults, PlanMemory
 from relax_fusion.mend.narrow_floats import RoundNarrowFloats
@@ -70,6 +70,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseChains": PATTERNS["FuseChains"](replace(FUSE, target=H200, backend="triton")),
     "FusePatterns": FusePatterns(FUSE),
     "AttachFunctionAttrs": AttachFunctionAttrs({"n": 8}, {"decode": ["n"], "batch_verify": ["n"]}),
+    "AnnotateOperators": AnnotateOperators(),
     "AttachNoAlias": AttachNoAlias(),
     "BindDeviceTargets": BindDeviceTargets(H200),
     "CaptureCUDAGraphs": CaptureCUDAGraphs(True),
@@ -80,7 +81,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FoldGridDepth": FoldGridDepth(),
     "FoldReshapes": FoldReshapes(),
     "FuseDequantize": FuseDequantize(),
-    "FuseOps": FuseOps(),
+    "FuseGroups": FuseGroups(CPU),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
     "KeepResults": KeepResults(),
     "FuseNormRotation": FuseNormRotation(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ..tvm_ir import SBlockRealize, structural_equal
+from ..tvm_ir import Analyzer, SBlockRealize, structural_equal
 from .expressions import is_number
 
 
@@ -112,5 +112,6 @@ def _whole(
     """Tell whether every element of the buffer is written."""
     shape = buffer.ty.shape
     return len(shape) == len(spatial) and all(
-        structural_equal(extents[v], d) for v, d in zip(spatial, shape, strict=True)
+        structural_equal(extents[v], d) or Analyzer().can_prove_equal(extents[v], d)
+        for v, d in zip(spatial, shape, strict=True)
     )

@@ -1,7 +1,7 @@
 """What was decided about each chain and each kernel: as data, as text, as JSON."""
 
 from .coverage import Coverage, Launches, Leftover
-from .decision import Decision, LeftOut, Rewrite, Scheduling
+from .decision import Decision, Joining, LeftOut, Rewrite, Scheduling
 from .item import Array, Item, Product
 from .material import FunctionGraph, Material, Node, Source, Text
 from .report import Report
@@ -13,6 +13,7 @@ __all__ = [
     "Decision",
     "FunctionGraph",
     "Item",
+    "Joining",
     "Launches",
     "LeftOut",
     "Leftover",

@@ -110,6 +110,35 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
+class Joining:
+    """Operators that no pattern took and one kernel computes, or two kernels for their price.
+
+    Parameters
+    ----------
+    function, where : str
+        The Relax function and the variable of the result.
+    names : tuple of str
+        The operators; of those that are two kernels the last of each.
+    apart_s, fused_s : float
+        Seconds as two kernels and as one; 0 where they are one anyway.
+    times : float
+        How often one kernel would compute an element of the first.
+    """
+
+    function: str
+    where: str
+    names: tuple[str, ...]
+    apart_s: float = 0.0
+    fused_s: float = 0.0
+    times: float = 1.0
+
+    @property
+    def joined(self) -> bool:
+        """Whether one kernel computes them."""
+        return self.fused_s <= self.apart_s
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """A pass, or a chain, without which a module was compiled, as it could not be with it.
 

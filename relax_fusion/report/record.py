@@ -45,6 +45,7 @@ def record_of(report: Report, sources: bool = False) -> dict[str, Any]:
         "kernels": report.kernels,
         "left_out": [asdict(each) for each in report.left_out],
         "rewrites": [asdict(each) for each in report.rewrites],
+        "joined": [asdict(each) for each in report.joined],
     }
     if sources:
         every = {source.function: source for source in report.material.sources}

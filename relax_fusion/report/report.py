@@ -11,7 +11,7 @@ from ..errors import PipelineError
 from ..validation import check, json_text
 from .calls import Call, calls_of
 from .coverage import Coverage, Launches, Leftover, coverage_of
-from .decision import Decision, LeftOut, Rewrite, Scheduling
+from .decision import Decision, Joining, LeftOut, Rewrite, Scheduling
 from .item import Item
 from .material import Material
 from .record import record_of
@@ -45,6 +45,8 @@ class Report:
         One for each part of a graph that an algebraic rule replaced.
     recorded : list of Call, optional
         What a file says that calls take; None where they are predicted when they are asked for.
+    joined : list of Joining
+        Operators that no pattern took and one kernel computes, and those that two do for less.
     """
 
     decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Report:
     left_out: Annotated[list[LeftOut], InstanceOf()] = field(default_factory=list)
     rewrites: Annotated[list[Rewrite], InstanceOf()] = field(default_factory=list)
     recorded: Annotated[list[Call] | None, SkipValidation] = None
+    joined: Annotated[list[Joining], InstanceOf()] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check(self, PipelineError, "report")
@@ -121,8 +124,8 @@ class Report:
             as ``plans``, ``predictions``, ``validation`` and ``decline``.  A
             prediction has ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s``
             in seconds, ``bound``, and ``measured_s`` of a tuning database.
-        ``leftovers``, ``left_out``, ``rewrites``
-            The fields of `Leftover`, of `LeftOut` and of `Rewrite`.
+        ``leftovers``, ``left_out``, ``rewrites``, ``joined``
+            The fields of `Leftover`, of `LeftOut`, of `Rewrite` and of `Joining`.
         ``schedules``
             ``function``, ``rule`` (empty where none had a schedule), ``plans`` where it goes by
             ours, and ``refusals`` of the rules that were asked before.

@@ -14,7 +14,7 @@ from ..validation import printable
 from ..workload import Graph
 from .calls import Call
 from .coverage import Coverage, Leftover
-from .decision import Decision, LeftOut, Rewrite, Scheduling
+from .decision import Decision, Joining, LeftOut, Rewrite, Scheduling
 from .sizes import sizes_text
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ WIDTH = 120
 
 MOST_TILES = 2
 """A table names so many tiles of a kernel, unless all are wanted."""
+
+MOST_OPERATORS = 5
+"""A table names so many of the operators that are one kernel."""
 
 _T = TypeVar("_T")
 
@@ -185,6 +188,32 @@ def leftovers_table(
     return Table(title, rows)
 
 
+def joined_table(joined: Sequence[Joining]) -> Table:
+    """One row for operators that one kernel computes, or two for their price; equal ones count."""
+    counts = Counter((j.function, _shortened(j.names), _price(j)) for j in joined)
+    rows: list[tuple[str, ...]] = [("function", "operators", "times", "two kernels, as")]
+    rows += [(*key[:2], str(count), key[2]) for key, count in counts.items()]
+    return Table("Operators that no pattern took, by what a kernel computes of them", rows)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Return the first and the last of many operators."""
+    if len(names) > MOST_OPERATORS:
+        left = len(names) - MOST_OPERATORS + 1
+        names = (*names[: MOST_OPERATORS - 2], f"{left} more", names[-1])
+    return ", ".join(names)
+
+
+def _price(joining: Joining) -> str:
+    """Say why operators are two kernels, if they are."""
+    if joining.joined:
+        return ""
+    one, two = format_seconds(joining.fused_s), format_seconds(joining.apart_s)
+    return (
+        f"one would take {one}, not {two}: it computes {joining.names[0]} {joining.times:.3g} times"
+    )
+
+
 def schedules_table(schedules: Sequence[Scheduling], every: bool = False) -> Table:
     """One row per rule and tiles, with how many functions it scheduled and the first of them.
 
@@ -286,7 +315,8 @@ def report_text(
         others = [d for d in report.decisions if not d.fused and d not in lost]
         title = "Declined by one pass, taken by a kernel of another"
         tables.append(declined_table(others, title))
-    tables += [leftovers_table(report.leftovers), schedules_table(report.schedules, every)]
+    tables += [leftovers_table(report.leftovers), joined_table(report.joined)]
+    tables += [schedules_table(report.schedules, every)]
     tables += [coverage_table(report.coverage)] if coverage else []
     parts = [each.text(width) for each in tables]
     parts += ["What each kernel computes\n\n" + graphs_text(report.fused)] if graphs else []

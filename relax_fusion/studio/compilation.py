@@ -23,6 +23,7 @@ from ..report import (
     Decision,
     FunctionGraph,
     Item,
+    Joining,
     LeftOut,
     Leftover,
     Material,
@@ -221,6 +222,7 @@ def report_of(record: Mapping[str, Any]) -> Report:
         _read(LeftOut, record["left_out"], "left_out"),
         _read(Rewrite, record["rewrites"], "rewrites"),
         _read(Call, record["calls"], "calls"),
+        _read(Joining, record["joined"], "joined"),
     )
 
 

@@ -110,31 +110,6 @@ def norms_scale_anyway() -> bool:
 
 # --- groups -----------------------------------------------------------------------------------
 
-SIZED = 'x: R.Tensor(("k", 4), "float32"), sizes: R.Shape(["n", "m"])'
-NAMES = "n = T.int64(); m = T.int64(); k = T.int64(); "
-
-
-@needs("fuse_ops")
-def sizes_that_are_computed() -> bool:
-    part = "R.strided_slice(x, (0,), (m,), (m + n,), (1,), assume_inbound=False)"
-    return raises(LOWER, module(SIZED, f"{NAMES}y = R.exp(R.negative({part}))"))
-
-
-@needs("fuse_ops")
-def sizes_that_are_numbers() -> bool:
-    value = 'R.exp(R.astype(R.arange(m, m + n, 1, "int64"), "float32"))'
-    return raises(LOWER, module(SIZED, f"{NAMES}y = {value}"))
-
-
-@needs("fuse_ops")
-def sizes_that_are_bound_behind() -> bool:
-    body = "a = R.exp(x); c = R.match_cast(shape, R.Shape([n, 4])); r = R.reshape(x, (n, 4)); "
-    body += "y = R.multiply(a, R.sum(r, axis=[0]))"
-    params = 'x: R.Tensor(("k", 4), "float32"), shape: R.Shape(ndim=2)'
-    mod = tvm.transform.Sequential(list(LOWER))(module(params, f"{NAMES}{body}"))
-    return raises(relax.get_pipeline("default"), mod)
-
-
 NARROW = """
     @T.prim_func(s_tir=True, private=True)
     def f(x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")):

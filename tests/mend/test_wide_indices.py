@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from relax_fusion import FuseDequantize, host_target
-from relax_fusion.mend.fuse_ops import FuseOps
+from relax_fusion.grouping import FuseGroups
 from relax_fusion.mend.wide_indices import WidenIndices
 
 from ..support.chains import HEADER
@@ -76,7 +76,8 @@ def test_what_is_left_is_left_whole(name: str) -> None:
     mod = followed_by("R.nn.relu(a)", BODIES[name])
     assert WidenIndices()(mod).same_as(mod)
     annotated = relax.transform.AnnotateTIROpPattern()(relax.transform.LegalizeOps()(mod))
-    relax.transform.FuseTIR()(FuseOps()(annotated))  # raises where it groups sizes of int32
+    grouped = FuseGroups(host_target())(annotated)
+    relax.transform.FuseTIR()(grouped)  # raises where sizes of int32 are in a group
 
 
 def test_a_weight_that_is_decoded_by_narrow_loops() -> None:

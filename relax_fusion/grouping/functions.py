@@ -1,0 +1,103 @@
+"""The function of a group, and a call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import ir, relax, tirx
+
+from ..matching.bindings import Identity, items_of
+
+
+def fits(parts: Sequence[relax.VarBinding], most: int) -> bool:
+    """Tell whether bindings can be one function.
+
+    It may have at most so many parameters, if `most` is not 0.  Where numbers are among them, the
+    sizes have to be those of tensors: FuseTIR defines a size twice that is a parameter as well.
+    """
+    defined = {hash(b.var) for b in parts}
+    given = {hash(a): a for a in _arguments(parts) if hash(a) not in defined}.values()
+    results = 1 + sum(isinstance(b.var.ty, ir.TupleType) for b in parts)
+    if most and len(given) + results > most:
+        return False
+    if not any(isinstance(a.ty, ir.PrimType) for a in given):
+        return True
+    shapes = [a.ty.shape.values for a in given if isinstance(a.ty, relax.TensorType)]
+    known = {hash(d) for shape in shapes for d in shape if isinstance(d, ir.Var)}
+    sizes = {hash(v) for b in parts for v in relax.analysis.tir_vars_in_type(b.var.ty)}
+    return sizes <= known
+
+
+def _arguments(parts: Sequence[relax.VarBinding]) -> list[relax.Expr]:
+    """Return what the bindings of a group read."""
+    found: list[relax.Expr] = []
+    for binding in parts:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            found.append(value.tuple_value)
+        else:
+            found += items_of(value.args[1].fields)
+    return found
+
+
+def group_function(builder: relax.BlockBuilder, parts: Sequence[relax.VarBinding]) -> relax.Call:
+    """Add a function that computes `parts`, of which the last is its result, and return its call.
+
+    What does not occur among them, or is no number, is a parameter.
+    """
+    made = _Function(parts)
+    function = made.function()
+    gvar = builder.add_func(function, made.name)
+    return builder.normalize(relax.Call(gvar, made.arguments))
+
+
+class _Function:
+    """Writes the function of a group."""
+
+    def __init__(self, parts: Sequence[relax.VarBinding]):
+        self.parts = parts
+        self.params: list[relax.Var] = []
+        self.arguments: list[relax.Expr] = []
+        self.known: dict[Identity, relax.Expr] = {}
+        called = [b.value.args[0].name_hint for b in parts if isinstance(b.value, relax.Call)]
+        self.name = "_".join(["fused", *called])
+
+    def function(self) -> relax.Function:
+        """Return the function; its sizes are parameters where no tensor has them."""
+        bindings = [self._binding(b, b is self.parts[-1]) for b in self.parts]
+        block = relax.DataflowBlock(bindings)
+        body = relax.SeqExpr([block], bindings[-1].var)
+        func = self._primitive(body)
+        if sizes := list(relax.analysis.free_symbolic_vars(func)):
+            self.params.append(relax.Var("tir_vars", relax.ShapeType(sizes)))
+            self.arguments.append(relax.ShapeExpr(sizes))
+            func = self._primitive(body)
+        return relax.utils.copy_with_new_vars(func)
+
+    def _primitive(self, body: relax.SeqExpr) -> relax.Function:
+        attrs = ir.make_node("ir.DictAttrs", Primitive=True)
+        return relax.Function(self.params, body, body.body.ty, True, attrs)
+
+    def _binding(self, binding: relax.VarBinding, is_last: bool) -> relax.VarBinding:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            made: relax.Expr = relax.TupleGetItem(self._inside(value.tuple_value), value.index)
+        else:
+            args = relax.Tuple([self._inside(a) for a in items_of(value.args[1].fields)])
+            made = relax.Call(value.op, [value.args[0], args], value.attrs, value.ty_args)
+        made = relax.BlockBuilder().normalize(made)
+        kind = relax.Var if is_last else relax.DataflowVar
+        var = kind("gv" if is_last else binding.var.name, binding.var.ty)
+        self.known[hash(binding.var)] = var
+        return relax.VarBinding(var, made)
+
+    def _inside(self, expr: relax.Expr) -> relax.Expr:
+        """Return what stands for an argument in the function."""
+        if isinstance(expr, tirx.IntImm | tirx.FloatImm):
+            return expr
+        if hash(expr) not in self.known:
+            name = expr.name if isinstance(expr, ir.Var) else f"param_{len(self.params)}"
+            self.params.append(relax.Var(name, expr.ty))
+            self.arguments.append(expr)
+            self.known[hash(expr)] = self.params[-1]
+        return self.known[hash(expr)]

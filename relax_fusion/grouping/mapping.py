@@ -1,0 +1,258 @@
+"""How the elements of a PrimFunc's result follow from those that it reads, proved from its body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+
+from tvm import ir, relax, tirx
+
+from ..matching.expressions import different, found_in, loads_of, substitute, variables_of
+from ..matching.stages import Stage, read_stages
+from ..transforms.modules import OPAQUE
+from ..tvm_ir import Analyzer, SBlockRealize, TensorLoad
+
+SYMBOLIC_SIZE = 64
+"""What a size counts as that only the run knows."""
+
+_SLOW = {"exp", "exp2", "exp10", "log", "log2", "log1p", "pow", "tanh", "sigmoid", "erf", "sin"}
+_SLOW |= {"cos", "tan", "sqrt", "rsqrt", "sinh", "cosh", "asin", "acos", "atan"}
+SLOW_SLOTS, SLOTS = 16, 2
+"""Cycles of a lane that a function such as exp takes, and other arithmetic, casts among it: from
+apache/tvm issue 20342, where exp, a product and a difference took 21 on an RTX A6000."""
+
+
+class Kind(IntEnum):
+    """A mapping of elements, from the one that constrains a kernel least.
+
+    ``ONE_TO_ONE``: same place; ``REORGANISE``: same order in memory; ``SHUFFLE``: each element at
+    most once, at any place; ``ONE_TO_MANY``: an element is read for several of the result;
+    ``MANY_TO_MANY``: an element of the result is made of several.
+    """
+
+    ONE_TO_ONE = 0
+    REORGANISE = 1
+    SHUFFLE = 2
+    ONE_TO_MANY = 3
+    MANY_TO_MANY = 4
+
+
+@dataclass(frozen=True)
+class Edge:
+    """How a PrimFunc reads one of its parameters.
+
+    Parameters
+    ----------
+    kind : Kind
+        From its elements to those of the result.
+    repeats : float
+        How often each of its elements is read, different places counted.
+    loads : int
+        How often code names it, if all stages are put into one another.
+    is_summed : bool
+        Whether a sum is in between; otherwise it is only read behind all sums.
+    """
+
+    kind: Kind
+    repeats: float
+    loads: int
+    is_summed: bool
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What a PrimFunc does, as far as joining it with others goes.
+
+    Parameters
+    ----------
+    kind : Kind
+        The kind of its edges that constrains most.
+    edges : sequence of Edge
+        One for each tensor that it reads, in the order of parameters.
+    slots : float
+        Cycles of a lane that its arithmetic takes.
+    multiplies : bool
+        Whether it sums products of which each factor is read several times.
+    """
+
+    kind: Kind
+    edges: Sequence[Edge]
+    slots: float
+    multiplies: bool
+
+
+def operator_of(func: tirx.PrimFunc, inputs: int) -> Operator | None:
+    """Return what a PrimFunc does that reads its first `inputs` parameters, None if unknown.
+
+    Where its body is of another form than the legaliser's, TVM's annotation is believed.
+    """
+    if not isinstance(func.body, SBlockRealize):
+        return None
+    pattern = int((func.attrs or {}).get("op_pattern", OPAQUE))
+    stages = read_stages(func)
+    tensors = [p for p in func.params if tirx.is_buffer_var(p)]
+    given = [p for p in func.params[:inputs] if tirx.is_buffer_var(p)]
+    if stages is None:
+        return _annotated(pattern, tensors, len(given))
+    made = _Reading(func, stages, set(tensors[len(given) :]))
+    if not {s.buffer for s in stages} >= set(tensors[len(given) :]):
+        return None
+    edges = [made.edge(p) for p in given]
+    sums = [s for s in stages if s.reduced]
+    kind = Kind.MANY_TO_MANY if sums else max((e.kind for e in edges), default=Kind.ONE_TO_ONE)
+    slots = sum(_slots(s.value) * _count(s.extents.values()) for s in stages)
+    return Operator(kind, edges, slots, any(map(_multiplies, sums)))
+
+
+def elements(shape: Iterable[tirx.Expr]) -> float:
+    """Return how many elements a tensor has, symbolic sizes counted as `SYMBOLIC_SIZE`."""
+    return _count(shape)
+
+
+class _Reading:
+    """Follows parameters of one PrimFunc through its stages to its results."""
+
+    def __init__(self, func: tirx.PrimFunc, stages: Sequence[Stage], results: set[tirx.Var]):
+        self.edges: dict[tirx.Var, Edge] = {
+            r: Edge(Kind.ONE_TO_ONE, 1.0, 1, False) for r in results
+        }
+        self.is_reshape = len(stages) == 1 and relax.analysis.has_reshape_pattern(func)
+        for stage in reversed(stages):
+            behind = self.edges.get(stage.buffer)
+            if behind is not None:
+                self._read(stage, behind)
+
+    def edge(self, tensor: tirx.Var) -> Edge:
+        """Return how a parameter is read; one that is not read counts as read in place."""
+        return self.edges.get(tensor, Edge(Kind.ONE_TO_ONE, 0.0, 0, False))
+
+    def _read(self, stage: Stage, behind: Edge) -> None:
+        loads = [v for v in loads_of(stage.value) if not v.source.same_as(stage.buffer)]
+        for source in dict.fromkeys(load.source for load in loads):
+            own = [load for load in loads if load.source.same_as(source)]
+            places = different(own)
+            repeats = sum(_repeats(stage, load) for load in places)
+            kind = max(self._kind(stage, load, repeats) for load in places)
+            edge = Edge(
+                max(kind, behind.kind),
+                repeats * (1.0 if stage.reduced else behind.repeats),
+                len(own) * behind.loads,
+                bool(stage.reduced) or behind.is_summed,
+            )
+            other = self.edges.get(source)
+            self.edges[source] = edge if other is None else _both(edge, other)
+
+    def _kind(self, stage: Stage, load: TensorLoad, repeats: float) -> Kind:
+        if stage.reduced:
+            return Kind.MANY_TO_MANY
+        if self.is_reshape:
+            indices, shape = load.indices, load.source.ty.shape
+            return Kind.ONE_TO_ONE if _same(stage, indices, shape) else Kind.REORGANISE
+        if _same(stage, load.indices, load.source.ty.shape):
+            return Kind.ONE_TO_ONE
+        looked_up = any(loads_of(index) for index in load.indices)
+        return Kind.ONE_TO_MANY if looked_up or repeats > 1 else Kind.SHUFFLE
+
+
+def _both(a: Edge, b: Edge) -> Edge:
+    """Return how two stages together read a tensor."""
+    summed = a.is_summed or b.is_summed
+    return Edge(max(a.kind, b.kind), a.repeats + b.repeats, a.loads + b.loads, summed)
+
+
+def _same(stage: Stage, indices: Sequence[tirx.Expr], shape: Sequence[tirx.Expr]) -> bool:
+    """Tell whether a load is at the place of the result, axes of one element left aside."""
+    wide = [i for i, size in zip(indices, shape, strict=True) if not _is_one(size)]
+    own = [v for v in stage.spatial if not _is_one(stage.extents[v])]
+    sizes = [s for s in shape if not _is_one(s)]
+    return len(wide) == len(own) and all(
+        i.same_as(v) and Analyzer().can_prove_equal(stage.extents[v], s)
+        for i, v, s in zip(wide, own, sizes, strict=True)
+    )
+
+
+def _is_one(size: tirx.Expr) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
+
+
+def _repeats(stage: Stage, load: TensorLoad) -> float:
+    """Return how often a load of a stage reads an element, on average.
+
+    Of what a condition chooses, no element is read more often than once.
+    """
+    ratio = _count(stage.extents.values()) / max(_count(load.source.ty.shape), 1.0)
+    return min(ratio, 1.0) if _is_chosen(stage.value, load) else ratio
+
+
+def _is_chosen(value: tirx.Expr, load: TensorLoad) -> bool:
+    """Tell whether places decide if a value reads an element, as of a part of a concatenation."""
+    for call in found_in(value, ir.Call):
+        if isinstance(call.op, ir.Op) and call.op.name == "prim.if_then_else":
+            condition, *sides = call.args
+            if not loads_of(condition) and any(
+                load.same_as(found) for side in sides for found in loads_of(side)
+            ):
+                return True
+    return False
+
+
+def _count(sizes: Iterable[tirx.Expr]) -> float:
+    found = list(sizes)
+    known = [int(s) for s in found if isinstance(s, tirx.IntImm)]
+    return float(prod(known)) * prod(_guess(s) for s in found if not isinstance(s, tirx.IntImm))
+
+
+def _guess(size: tirx.Expr) -> float:
+    numbers = {v: tirx.const(SYMBOLIC_SIZE, str(v.ty.dtype)) for v in variables_of(size)}
+    value = Analyzer().simplify(substitute(size, numbers))
+    return float(max(int(value), 1)) if isinstance(value, tirx.IntImm) else float(SYMBOLIC_SIZE)
+
+
+def _slots(value: tirx.Expr) -> float:
+    """Return the cycles of a lane that computing a value takes."""
+    if isinstance(value, TensorLoad | tirx.IntImm | tirx.FloatImm):
+        return 0.0
+    names = [getattr(c.op, "name", "").rpartition(".")[2] for c in found_in(value, ir.Call)]
+    binary = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Cast, tirx.Select)
+    plain = sum(len(found_in(value, kind)) for kind in binary)
+    return SLOTS * plain + sum(SLOW_SLOTS if name in _SLOW else SLOTS for name in names)
+
+
+def _multiplies(stage: Stage) -> bool:
+    """Tell whether a sum is one of products whose factors are read again for other elements."""
+    own = [v for v in loads_of(stage.value) if not v.source.same_as(stage.buffer)]
+    return len(different(own)) > 1 and any(
+        not set(stage.spatial) <= _used(load) | _units(stage) for load in own
+    )
+
+
+def _used(load: TensorLoad) -> set[tirx.Var]:
+    return {v for index in load.indices for v in variables_of(index)}
+
+
+def _units(stage: Stage) -> set[tirx.Var]:
+    return {v for v, size in stage.extents.items() if _is_one(size)}
+
+
+_ANNOTATED: Mapping[int, Kind] = {
+    0: Kind.ONE_TO_ONE,
+    1: Kind.ONE_TO_MANY,
+    2: Kind.SHUFFLE,
+    3: Kind.MANY_TO_MANY,
+    4: Kind.MANY_TO_MANY,
+}
+"""By TVM's OpPatternKind."""
+
+
+def _annotated(pattern: int, tensors: Sequence[tirx.Var], inputs: int) -> Operator | None:
+    """Return an operator of which no more is known than TVM's annotation."""
+    kind = _ANNOTATED.get(pattern)
+    if kind is None or inputs == len(tensors):
+        return None
+    made = max(_count(t.ty.shape) for t in tensors[inputs:])
+    sizes = [max(_count(t.ty.shape), 1.0) for t in tensors[:inputs]]
+    summed = kind is Kind.MANY_TO_MANY
+    edges = [Edge(kind, max(made / size, 1.0), 2, summed) for size in sizes]
+    return Operator(kind, edges, SLOW_SLOTS * made, summed)

@@ -1,0 +1,35 @@
+"""Seconds of a group of operators as one kernel, to compare with those of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..hardware import DeviceSpec
+
+FMA_FLOPS = 2.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does.
+
+    Parameters
+    ----------
+    moved : float
+        Bytes that it reads and writes.
+    slots : float
+        Cycles of a lane that it computes.
+    parallel : float
+        Elements that may be computed at the same time.
+    """
+
+    moved: float
+    slots: float
+    parallel: float
+
+
+def seconds(work: Work, dev: DeviceSpec) -> float:
+    """Return what a kernel takes that waits for its memory while it computes."""
+    lanes_per_s = dev.fma_float32_flops_per_s / FMA_FLOPS
+    busy = min(1.0, work.parallel / dev.sm_count)
+    return dev.launch_s + max(work.moved / dev.dram_bytes_per_s, work.slots / lanes_per_s) / busy
