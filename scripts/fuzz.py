@@ -175,6 +175,9 @@ def main() -> int:
     parser.add_argument("--graphs", type=at_least(0), default=1000, help="functions at match level")
     parser.add_argument("--workloads", type=at_least(0), default=60, help="kernels that are run")
     parser.add_argument("--compiled", type=at_least(0), default=100, help="functions compiled")
+    parser.add_argument(
+        "--groups", type=at_least(0), default=100, help="without patterns' operators"
+    )
     parser.add_argument("--seed", type=at_least(0), default=0, help="the first seed")
     parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
     parser.add_argument("--minutes", type=minutes, default=1e9, help="no part begins later")
@@ -182,7 +185,7 @@ def main() -> int:
         "--output", type=results_file, default=ROOT / "fuzz.json", help="the result"
     )
     parser.add_argument("--show", type=at_least(0), help="print the function of this seed instead")
-    kinds = ("tir", "triton", "graphs", "compiled")
+    kinds = ("tir", "triton", "graphs", "compiled", "groups")
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="what is run")
     args = parser.parse_args()
     if args.show is not None:
@@ -194,7 +197,7 @@ def main() -> int:
     ends = time.monotonic() + 60 * args.minutes
     interpreted = args.workloads // 3
     counts = {"tir": args.workloads - interpreted, "triton": interpreted, "graphs": args.graphs}
-    counts["compiled"] = args.compiled
+    counts |= {"compiled": args.compiled, "groups": args.groups}
     for kind in args.kinds:
         run(record, kind, counts[kind], args, ends)
     missed = record.missed()

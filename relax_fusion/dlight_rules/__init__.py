@@ -6,6 +6,7 @@ from .fused import FusedRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
 from .norms import NormRule, RowSumRule
+from .reductions import ReductionRule
 
 __all__ = [
     "CPUSpatialRule",
@@ -13,6 +14,7 @@ __all__ = [
     "FusedRule",
     "GenericMatmulRule",
     "NormRule",
+    "ReductionRule",
     "RowSumRule",
     "ScalarMatmulRule",
     "ScheduleKernels",

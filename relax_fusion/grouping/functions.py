@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm import ir, relax, tirx
+from tvm.relax.expr import _update_type
 
 from ..matching.bindings import Identity, items_of
 
@@ -12,8 +13,8 @@ from ..matching.bindings import Identity, items_of
 def fits(parts: Sequence[relax.VarBinding], most: int) -> bool:
     """Tell whether bindings can be one function.
 
-    It may have at most so many parameters, if `most` is not 0.  Where numbers are among them, the
-    sizes have to be those of tensors: FuseTIR defines a size twice that is a parameter as well.
+    It may have at most so many parameters, if `most` is not 0.  Where numbers are among them, all
+    sizes have to be such, or those of tensors: FuseTIR defines others twice.
     """
     defined = {hash(b.var) for b in parts}
     given = {hash(a): a for a in _arguments(parts) if hash(a) not in defined}.values()
@@ -22,10 +23,19 @@ def fits(parts: Sequence[relax.VarBinding], most: int) -> bool:
         return False
     if not any(isinstance(a.ty, ir.PrimType) for a in given):
         return True
-    shapes = [a.ty.shape.values for a in given if isinstance(a.ty, relax.TensorType)]
-    known = {hash(d) for shape in shapes for d in shape if isinstance(d, ir.Var)}
-    sizes = {hash(v) for b in parts for v in relax.analysis.tir_vars_in_type(b.var.ty)}
+    tensors = [a for a in given if isinstance(a.ty, relax.TensorType)]
+    known = {hash(d) for dims in (*map(_dims, tensors), given) for d in dims if _is_size(d)}
+    types = [e.ty for e in (*tensors, *(b.var for b in parts))]
+    sizes = {hash(v) for ty in types for v in relax.analysis.tir_vars_in_type(ty)}
     return sizes <= known
+
+
+def _dims(tensor: relax.Expr) -> list[tirx.Expr]:
+    return items_of(tensor.ty.shape.values)
+
+
+def _is_size(expr: relax.Expr) -> bool:
+    return isinstance(expr, ir.Var) and isinstance(expr.ty, ir.PrimType)
 
 
 def _arguments(parts: Sequence[relax.VarBinding]) -> list[relax.Expr]:
@@ -48,7 +58,9 @@ def group_function(builder: relax.BlockBuilder, parts: Sequence[relax.VarBinding
     made = _Function(parts)
     function = made.function()
     gvar = builder.add_func(function, made.name)
-    return builder.normalize(relax.Call(gvar, made.arguments))
+    call = relax.Call(gvar, made.arguments)
+    _update_type(call, parts[-1].var.ty)  # TVM would forget sizes that are numbers
+    return builder.normalize(call)
 
 
 class _Function:
@@ -68,7 +80,8 @@ class _Function:
         block = relax.DataflowBlock(bindings)
         body = relax.SeqExpr([block], bindings[-1].var)
         func = self._primitive(body)
-        if sizes := list(relax.analysis.free_symbolic_vars(func)):
+        free = relax.analysis.free_symbolic_vars(func)
+        if sizes := [size for size in free if hash(size) not in self.known]:
             self.params.append(relax.Var("tir_vars", relax.ShapeType(sizes)))
             self.arguments.append(relax.ShapeExpr(sizes))
             func = self._primitive(body)
@@ -97,7 +110,8 @@ class _Function:
             return expr
         if hash(expr) not in self.known:
             name = expr.name if isinstance(expr, ir.Var) else f"param_{len(self.params)}"
-            self.params.append(relax.Var(name, expr.ty))
+            param = expr if _is_size(expr) else relax.Var(name, expr.ty)
+            self.params.append(param)
             self.arguments.append(expr)
-            self.known[hash(expr)] = self.params[-1]
+            self.known[hash(expr)] = param
         return self.known[hash(expr)]

@@ -31,5 +31,5 @@ class Work:
 def seconds(work: Work, dev: DeviceSpec) -> float:
     """Return what a kernel takes that waits for its memory while it computes."""
     lanes_per_s = dev.fma_float32_flops_per_s / FMA_FLOPS
-    busy = min(1.0, work.parallel / dev.sm_count)
+    busy = min(1.0, max(work.parallel, 1.0) / dev.sm_count)  # an empty tensor is not slow
     return dev.launch_s + max(work.moved / dev.dram_bytes_per_s, work.slots / lanes_per_s) / busy

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from . import compiled, kernels, matches, triton_kernels
+from . import compiled, kernels, matches, movements, triton_kernels
 from .findings import Failure, Findings
 from .processes import in_processes
 
-SIZES = {"graphs": 100, "tir": 20, "triton": 40, "compiled": 20}
+SIZES = {"graphs": 100, "tir": 20, "triton": 40, "compiled": 20, "groups": 20}
 """Seeds of a part, by what is run: functions at match level, kernels compiled for this processor or
-run in Triton's interpreter, and functions compiled by the whole pipeline and by TVM's."""
+run in Triton's interpreter, and functions compiled by the whole pipeline and by TVM's: of what
+models have, and of operators that no pattern takes, which are joined in groups."""
 
 SECONDS, BY_THE_CLOCK = 60, 5
 """Processor time of one seed; a part has as many as it has seeds, up to ten minutes.
@@ -57,5 +58,6 @@ def explorer(kind: str) -> Callable[[Seeds], Findings]:
         "tir": kernels.explore,
         "triton": triton_kernels.explore_alone,
         "compiled": compiled.explore,
+        "groups": partial(compiled.explore, draw=movements.draw),
     }
     return found[kind]

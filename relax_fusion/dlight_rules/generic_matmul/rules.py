@@ -89,12 +89,12 @@ class CPUSpatialRule(SafeRule):
         if not blocks or not all(_is_spatial(sch, block) for block in blocks):
             return None
         for block in blocks:
-            if _is_used_once(sch, block):
+            if is_used_once(sch, block):
                 verbs.inline_if_possible(sch, block)
         for block in map(sch.get_sblock, verbs.block_names(sch.mod["main"])):
             loops = sch.get_loops(block)
             extents = [verbs.extent(sch, loop) for loop in loops]
-            if len(loops) < 2 or _small(extents):
+            if len(loops) < 2 or is_small(extents):
                 continue
             sch.parallel(sch.fuse(*loops[:-1]))
         return sch
@@ -108,7 +108,7 @@ def _is_spatial(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return spatial and one_store and len(loops) == len(found.iter_vars)
 
 
-def _is_used_once(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def is_used_once(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Tell whether each element of a step is read once by one other; or is only moved."""
     readers = [sch.get(reader) for reader in sch.get_consumers(block)]
     if len(readers) != 1:
@@ -124,7 +124,8 @@ def _is_used_once(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return len(loads) == 1 and Analyzer().can_prove(sizes[1] <= sizes[0])
 
 
-def _small(extents: list[int | None]) -> bool:
+def is_small(extents: list[int | None]) -> bool:
+    """Tell whether loops are not worth more than one core."""
     total = 1
     for e in extents:
         if e is None:
