@@ -31,6 +31,7 @@ from .dlight_rules import (
     ScalarMatmulRule,
     ScheduleKernels,
     SingleThreadRule,
+    WindowRule,
 )
 from .grouping import AnnotateOperators, FuseGroups
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
@@ -154,6 +155,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     rules: list[ScheduleRule] = [
         FusedRule(),
         GenericMatmulRule(options.allow_tf32),
+        WindowRule(),
         NormRule(),
         RowSumRule(),
         CPUSpatialRule(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 82_813, 468
+LIBRARY = 83_850, 475
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 61_750
+TESTS = 61_970
 """The most lines of Python in ``tests/``."""
 
 

@@ -6,7 +6,7 @@ from .fused import FusedRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
 from .norms import NormRule, RowSumRule
-from .reductions import ReductionRule
+from .reductions import ReductionRule, WindowRule
 
 __all__ = [
     "CPUSpatialRule",
@@ -19,4 +19,5 @@ __all__ = [
     "ScalarMatmulRule",
     "ScheduleKernels",
     "SingleThreadRule",
+    "WindowRule",
 ]

@@ -15,7 +15,7 @@ from ..tvm_ir import SBlock, SBlockRV
 from ..workload import FLOAT_BYTES
 from . import verbs
 from .generic_matmul.rules import is_small, is_used_once
-from .row_blocks import inline, is_plain, runs_along_memory
+from .row_blocks import inline, is_plain
 from .safe_rule import SafeRule
 
 WINDOW = 64
@@ -24,12 +24,10 @@ WINDOW = 64
 THREADS = 256
 
 
-class ReductionRule(SafeRule):
-    """Give every element of the result to one thread, with all that is reduced for it.
+class WindowRule(SafeRule):
+    """Give every element of a pool or the like to one thread, with all that is reduced for it.
 
-    On a GPU that is for windows; there TVM's rules, and ours for rows, give a block of threads to
-    each element.  On a CPU it is for all that no other rule takes: steps keep their own loops,
-    which are spread over the cores.
+    On a GPU rules for rows, TVM's and ours, would give a block of threads to each element.
 
     rewrite::
 
@@ -38,8 +36,8 @@ class ReductionRule(SafeRule):
                                                              y[i] = t + b[i]
 
     leaves:
-        functions without a reduction; on a GPU those that are rows of memory, of more than
-        `WINDOW` elements, or with several results.
+        functions with no reduction or several, one of more than `WINDOW` elements, or at places
+        that do not move with the element of the result; on a GPU those with several results.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
@@ -47,16 +45,33 @@ class ReductionRule(SafeRule):
         if not (is_gpu(target) or is_cpu(target)) or not is_plain(func):
             return None
         sch = s_tir.Schedule(func)
-        blocks = [sch.get_sblock(name) for name in verbs.block_names(func)]
-        sums = [sch.get(b) for b in blocks if verbs.is_reduction(sch, b)]
-        if not sums:
+        sums = [b for b in verbs.blocks_of(func) if b.init is not None]
+        if len(sums) != 1 or not _is_window(sums[0]):
             return None
         if is_cpu(target):
-            return _on_cpu(sch, blocks, device_of(target).vector_bytes)
-        if not all(map(_is_window, sums)):
-            return None
+            return _on_cpu(sch, device_of(target).vector_bytes)
         inline(sch, func, every=True)
         return _on_gpu(sch)
+
+
+class ReductionRule(SafeRule):
+    """Spread what no other rule takes over the cores of a CPU, step by step, as sums of columns.
+
+    rewrite::
+
+        for i, k: t[i] += x[k, i]    ->    parallel for io: for k: vector for ii: t += x[k, io, ii]
+        for i: y[i] = f(t[i])              parallel for i: y[i] = f(t[i])
+
+    leaves:
+        functions without a reduction.
+    """
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
+        """Return the schedule, None for a function of another kind."""
+        has_sums = any(block.init is not None for block in verbs.blocks_of(func))
+        if not is_cpu(target) or not is_plain(func) or not has_sums:
+            return None
+        return _on_cpu(s_tir.Schedule(func), device_of(target).vector_bytes)
 
 
 def _is_window(reduction: SBlock) -> bool:
@@ -68,7 +83,7 @@ def _is_window(reduction: SBlock) -> bool:
     places = [r.min for region in reduction.reads for r in region.region]
     moved = [variables_of(p) for p in places if not isinstance(p, tirx.Var)]
     slides = any(not found.isdisjoint(v.var for v in reduced) for found in moved)
-    return slides and math.prod(map(int, sizes)) <= WINDOW and not runs_along_memory(reduction)
+    return slides and math.prod(map(int, sizes)) <= WINDOW
 
 
 def _on_gpu(sch: s_tir.Schedule) -> s_tir.Schedule | Decline:
@@ -95,11 +110,9 @@ def _spatial(sch: s_tir.Schedule, block: SBlockRV) -> list[LoopRV]:
     return loops[:first] or [sch.add_unit_loop(loops[0] if loops else block)]
 
 
-def _on_cpu(
-    sch: s_tir.Schedule, blocks: list[SBlockRV], vector_bytes: int
-) -> s_tir.Schedule | Decline:
+def _on_cpu(sch: s_tir.Schedule, vector_bytes: int) -> s_tir.Schedule | Decline:
     """Spread the loops of each step over the cores, and let vectors run along the last."""
-    for block in blocks:
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
         if not verbs.is_reduction(sch, block) and is_used_once(sch, block):
             verbs.inline_if_possible(sch, block)
     for block in sch.get_child_blocks(sch.get_sblock("root")):

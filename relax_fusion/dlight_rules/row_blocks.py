@@ -121,7 +121,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
     first = sch.get(reductions[0]).iter_vars
     rows = _sizes(v for v in first if v.iter_type == tirx.IterVar.DataPar)
     columns = _sizes(v for v in first if v.iter_type == tirx.IterVar.CommReduce)
-    if contiguous and not runs_along_memory(sch.get(reductions[0])):
+    if contiguous and not _runs_along_memory(sch.get(reductions[0])):
         return None
     found = []
     for block in children:
@@ -146,7 +146,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
     return found
 
 
-def runs_along_memory(reduction: SBlock) -> bool:
+def _runs_along_memory(reduction: SBlock) -> bool:
     """Tell whether it reads a tensor row by row, each value once."""
     wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
     reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
@@ -156,9 +156,7 @@ def runs_along_memory(reduction: SBlock) -> bool:
         indices = [digit for index in found for digit in _digits(index, extents)]
         used = {i for i in indices if isinstance(i, tirx.Var)}
         if len(used) == len(indices) and all(v.var in used for v in wide):
-            parts = [i for i in found if not isinstance(i, tirx.Var)]
-            whole = not parts or set(indices[-len(reduced) :]) == set(reduced)  # no window
-            return bool(reduced) and indices[-1].same_as(reduced[-1]) and whole
+            return bool(reduced) and indices[-1].same_as(reduced[-1])
     return False
 
 

@@ -22,8 +22,10 @@ from relax_fusion.dlight_rules import (
     FusedRule,
     GenericMatmulRule,
     NormRule,
+    ReductionRule,
     RowSumRule,
     ScalarMatmulRule,
+    WindowRule,
 )
 from relax_fusion.dlight_rules.safe_rule import SafeRule
 from relax_fusion.errors import Decline
@@ -42,6 +44,8 @@ RULES: tuple[SafeRule, ...] = (
     ScalarMatmulRule(),
     RowSumRule(),
     CPUSpatialRule(),
+    ReductionRule(),
+    WindowRule(),
     CopyRule(),
 )
 

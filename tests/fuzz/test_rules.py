@@ -19,7 +19,8 @@ SAMPLE = {
     "matmul (empty k)": "CPUSpatialRule",
     "matmul (int8)": "RowSumRule",
     "matmul (symbolic all)": "RowSumRule",
-    "nn.conv2d": "",
+    "nn.conv2d": "ReductionRule",
+    "sum (axis 0)": "ReductionRule",
     "nn.layer_norm": "NormRule",
     "scatter_nd": "",
 }
