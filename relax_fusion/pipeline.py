@@ -36,6 +36,7 @@ from .dlight_rules import (
 from .grouping import AnnotateOperators, FuseGroups
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory.collect import RecordKernels, RecordWork
+from .inventory.memory import RecordMemory, RecordTVMMemory
 from .inventory.record_graph import RecordGraph
 from .launch.cuda_kernels import CompileCUDAKernels
 from .mend.constants import CopyConstants, FoldConstants
@@ -75,13 +76,16 @@ from .triton_bridge.sources import CompileAhead, RecordSources
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
     """Attach what later phases need to know: bounds, capture hints, functions, target, devices."""
-    return [
+    passes: list[Pass] = [
         RefuseLowered(),
         AttachFunctionAttrs(options.variable_bounds, options.cuda_graph_symbolic_capture_hints),
         AttachAdditionalPrimFuncs(options.additional_tirs),
         tirx.transform.BindTarget(options.target),
         relax.transform.RealizeVDevice(),
     ]
+    if (report := options.report) is not None:
+        passes.append(RecordTVMMemory(report.material.tvm_memory, options.variable_bounds))
+    return passes
 
 
 def phase1_fuse(options: PipelineOptions) -> list[Pass]:
@@ -191,7 +195,10 @@ def plan_memory(options: PipelineOptions) -> list[Pass]:
     ]
     if options.allreduce_strategy:
         passes.append(relax.transform.IPCAllReduceRewrite(options.allreduce_strategy))
-    return [*passes, *([KeepResults()] if is_cuda(options.target) else []), PlanMemory()]
+    passes += [*([KeepResults()] if is_cuda(options.target) else []), PlanMemory()]
+    if (report := options.report) is not None:
+        passes.append(RecordMemory(report.material.memory, options.variable_bounds))
+    return passes
 
 
 def lower_to_vm(options: PipelineOptions) -> list[Pass]:

@@ -110,7 +110,7 @@ def _node(
         tuple(dict.fromkeys(weights)),
         _shape(ty) if tensor else "",
         str(ty.dtype) if tensor else "",
-        *_moved(value, *([_bytes(t, sizes) for t in each] for each in (types, results))),
+        *_moved(value, *([bytes_of(t, sizes) for t in each] for each in (types, results))),
         _flops(var, value, sizes),
         is_kernel,
     )
@@ -189,9 +189,10 @@ def _shape(ty: relax.TensorType) -> str:
     return ", ".join(str(int(d) if isinstance(d, tirx.IntImm) else d) for d in shape.values)
 
 
-def _bytes(ty: ir.Type, sizes: Sizes) -> int:
+def bytes_of(ty: ir.Type, sizes: Sizes) -> int:
+    """Return the bytes of a tensor, or of a tuple of them."""
     if isinstance(ty, ir.TupleType):
-        return sum(_bytes(each, sizes) for each in ty.fields)
+        return sum(bytes_of(each, sizes) for each in ty.fields)
     if not isinstance(ty, relax.TensorType) or ty.dtype is None:
         return 0
     return prod(_dims(ty, sizes)) * width_of(str(ty.dtype))

@@ -69,12 +69,17 @@ class Launches:
         a matrix's rows, as embeddings are, updates in place and views are none of them.
     symbols : tuple of (str, int)
         The values of symbolic sizes for which bytes were counted.
+    memory, tvm_memory : int, optional
+        Bytes of all that it computes, where results that are read no more lend theirs to others;
+        and what TVM's default pipeline would take.  None where it is not known.
     """
 
     function: str
     kernels: tuple[str, ...]
     copies: tuple[tuple[str, int], ...] = ()
     symbols: tuple[tuple[str, int], ...] = ()
+    memory: int | None = None
+    tvm_memory: int | None = None
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,9 @@ class Material:
     most : dict of str to int
         Largest values of symbolic sizes that nothing in the module tells, such as the length of the
         longest sequence.
+    memory, tvm_memory : dict of str to int
+        By function the bytes that it takes for all that it computes, and that TVM's default
+        pipeline would take; the latter is empty where that has no answer.
     """
 
     model: str = ""
@@ -145,3 +148,5 @@ class Material:
     after: list[FunctionGraph] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    tvm_memory: dict[str, int] = field(default_factory=dict)

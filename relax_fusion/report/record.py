@@ -139,6 +139,8 @@ def _covered(coverage: Coverage) -> dict[str, Any]:
             "per_layer": coverage.per_layer,
             "copies": coverage.launches.copies,
             "copied_bytes": coverage.copied,
+            "memory_bytes": coverage.launches.memory,
+            "tvm_memory_bytes": coverage.launches.tvm_memory,
             "symbols": dict(coverage.launches.symbols),
         }
     return record

@@ -93,12 +93,13 @@ class Report:
     @property
     def launches(self) -> list[Launches]:
         """What each function runs; empty where the pipeline did not come that far."""
-        found = []
-        for graph in self.material.after:
+        found, whole = [], self.material
+        for graph in whole.after:
             kernels = tuple(node.op for node in graph.nodes if node.is_kernel)
             copies = tuple((node.op, node.copied) for node in graph.nodes if node.copied)
             if kernels:
-                found.append(Launches(graph.function, kernels, copies, graph.symbols))
+                planned = (m.get(graph.function) for m in (whole.memory, whole.tvm_memory))
+                found.append(Launches(graph.function, kernels, copies, graph.symbols, *planned))
         return found
 
     @property
@@ -131,8 +132,9 @@ class Report:
             ours, and ``refusals`` of the rules that were asked before.
         ``coverage``
             By function, and by chain how many are in fused kernels and how many there are;
-            ``launches``, ``per_layer``, ``copies``, ``copied_bytes`` and the sizes at which they
-            were counted (``symbols``), where the pipeline came that far.
+            ``launches``, ``per_layer``, ``copies``, ``copied_bytes``, ``memory_bytes``,
+            ``tvm_memory_bytes`` and the sizes at which they were counted (``symbols``), where the
+            pipeline came that far.
         ``calls``
             What one call of each function with fused kernels takes at some ``sizes``, in seconds:
             its fused chains (``fused_s``), the least that other kernels take

@@ -237,15 +237,25 @@ def coverage_table(coverage: Sequence[Coverage]) -> Table:
     """One row per function: chains found of those there are, launches, bytes that are copied."""
     chains = list(dict.fromkeys(name for c in coverage for name in c.chains))
     rows: list[tuple[str, ...]] = [
-        ("function", *chains, "launches", "a layer", "copies", "bytes copied", "where")
+        (
+            "function",
+            *chains,
+            "launches",
+            "a layer",
+            "copies",
+            "bytes copied",
+            "memory",
+            "TVM's",
+            "where",
+        )
     ]
     for c in coverage:
         counts = ("{} of {}".format(*c.chains[n]) if n in c.chains else "" for n in chains)
         rows.append((c.function, *counts, *_launched(c)))
     title = (
         "Coverage (chains in fused kernels, of those there are; launches in all, and until they "
-        "repeat; kernels that only move or cast elements, and the bytes that they read and write "
-        "at the sizes given)"
+        "repeat; kernels that only move or cast elements, and the bytes that they read and write; "
+        "bytes of all that is computed, and by TVM's default pipeline; at the sizes given)"
     )
     return Table(title, rows)
 
@@ -253,12 +263,13 @@ def coverage_table(coverage: Sequence[Coverage]) -> Table:
 def _launched(coverage: Coverage) -> tuple[str, ...]:
     launches = coverage.launches
     if launches is None:
-        return ("",) * 5
+        return ("",) * 7
     return (
         str(len(launches.kernels)),
         str(coverage.per_layer or ""),
         str(len(launches.copies)),
         f"{coverage.copied:,}",
+        *("" if m is None else f"{m:,}" for m in (launches.memory, launches.tvm_memory)),
         sizes_text(dict(launches.symbols)),
     )
 

@@ -1,0 +1,100 @@
+"""The memory that functions take for what they compute on the way, ours and TVM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, relax
+
+from ..matching.expressions import found_in
+from ..matching.pattern import calls_in
+from ..transforms.modules import functions_of
+from .record_graph import bytes_of, sizes_of_symbols
+
+
+def _planned(mod: ir.IRModule, bounds: Mapping[str, int]) -> dict[str, int]:
+    functions = functions_of(mod, relax.Function)
+    return {gvar.name_hint: planned_bytes(func, bounds) for gvar, func in functions.items()}
+
+
+def planned_bytes(func: relax.Function, bounds: Mapping[str, int]) -> int:
+    """Return the bytes of a function's storage, and of tensors that have storage of their own.
+
+    Symbolic sizes count as in the rest of a report: see `sizes_of_symbols`.
+    """
+    sizes = sizes_of_symbols(func, bounds)
+    storage = calls_in(func, "relax.memory.alloc_storage")
+    apart = calls_in(func, "relax.builtin.alloc_tensor")
+    planned = [relax.TensorType(call.args[0], "uint8") for call in storage]
+    return sum(bytes_of(ty, sizes) for ty in (*planned, *(call.ty for call in apart)))
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordMemory")
+@dataclass(frozen=True)
+class RecordMemory:
+    """Record the memory that each function takes, once it is planned; the module stays as it is.
+
+    Parameters
+    ----------
+    memory : dict of str to int
+        Gets the bytes by function, of results too; not those of parameters and constants.
+    bounds : mapping of str to int
+        Largest values of symbolic variables.
+    """
+
+    memory: MutableMapping[str, int]
+    bounds: Mapping[str, int]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every function of `mod`, and return it."""
+        self.memory.update(_planned(mod, self.bounds))
+        return mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordTVMMemory")
+@dataclass(frozen=True)
+class RecordTVMMemory:
+    """Record the memory that TVM's default pipeline would take for each function.
+
+    declines when: the module has arrays as constants, of which TVM computes others when it
+    compiles; or TVM cannot lower it.
+
+    Parameters
+    ----------
+    memory, bounds
+        As those of `RecordMemory`.
+    """
+
+    memory: MutableMapping[str, int]
+    bounds: Mapping[str, int]
+
+    def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Plan a copy of `mod`, and return `mod`."""
+        if any(map(_has_arrays, functions_of(mod, relax.Function).values())):
+            return mod
+        try:
+            with tvm.transform.PassContext(opt_level=ctx.opt_level):
+                planned = tvm.transform.Sequential(_default_passes())(mod)
+        except Exception:  # whatever TVM raises where it cannot lower a module
+            return mod
+        self.memory.update(_planned(planned, self.bounds))
+        return mod
+
+
+def _has_arrays(func: relax.Function) -> bool:
+    """Tell whether a function has constants other than numbers."""
+    constants = found_in(func.body, ir.Constant)
+    return any(isinstance(c.ty, relax.TensorType) and c.ty.ndim > 0 for c in constants)
+
+
+def _default_passes() -> list[tvm.transform.Pass]:
+    """Return the passes of TVM's default pipelines as far as they decide about memory."""
+    lower = relax.transform
+    return [
+        *(relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()),
+        *(lower.LegalizeOps(), lower.AnnotateTIROpPattern(), lower.FuseOps(), lower.FuseTIR()),
+        *(lower.RewriteDataflowReshape(), lower.ToNonDataflow(), lower.RemovePurityChecking()),
+        *(lower.CallTIRRewrite(), lower.StaticPlanBlockMemory()),
+    ]
