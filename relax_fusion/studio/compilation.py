@@ -205,6 +205,8 @@ def report_of(record: Mapping[str, Any]) -> Report:
             Source(each.function, lambda texts=each.texts: list(texts))  # type: ignore[misc]
             for each in _read(Texts, record.get("sources", []), "sources")
         ],
+        memory=_bytes(record, "memory_bytes"),
+        tvm_memory=_bytes(record, "tvm_memory_bytes"),
     )
     if record.get("target") is not None:
         material.spec = device_of(make_target(str(record["target"])))
@@ -224,6 +226,13 @@ def report_of(record: Mapping[str, Any]) -> Report:
         _read(Call, record["calls"], "calls"),
         _read(Joining, record["joined"], "joined"),
     )
+
+
+def _bytes(record: Mapping[str, Any], what: str) -> dict[str, int]:
+    """Return a number of each function's coverage, where it has it."""
+    told = ((each["function"], each.get(what)) for each in record["coverage"])
+    known = {name: bytes for name, bytes in told if bytes is not None}
+    return read_json(dict[str, int], json.dumps(known), ValueError, what)
 
 
 def _backend(name: Any) -> Backend:
