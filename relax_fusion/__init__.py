@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # read below as well: what is imported here is the public API
     from .workload import GatedFFN as GatedFFN
     from .workload import Norm as Norm
     from .workload import NormMatmul as NormMatmul
+    from .workload import PostNorm as PostNorm
     from .workload import Projection as Projection
 
 __version__ = "0.1.0"

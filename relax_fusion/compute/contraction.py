@@ -3,7 +3,9 @@
 The PrimFunc made here says what is computed, stage by stage, and nothing of how: the dlight rule
 schedules it by the plan in its attribute.  Stages, by the names of their blocks:
 
-``x_sum``       x + residual                                [rows, k], dtype (optional)
+``first_square_sum``  sum of x^2 over k                     [rows], float32 (optional: of a norm
+                in front of the residual)
+``x_sum``       x, or its norm, + residual                  [rows, k], dtype (optional)
 ``x_pad``       the same with zero rows at the end          [rows', k], dtype (edges "zero")
 ``mean_sum``    sum of x over k (LayerNorm)                 [rows], float32
 ``square_sum``  sum of x^2, or of (x - mean)^2              [rows], float32
@@ -37,7 +39,7 @@ from tvm import te, tirx
 from ..estimator.families.matmuls import SCALAR_FAMILIES
 from ..estimator.families.words import word_vectors
 from ..estimator.tile_plan import TilePlan
-from ..workload import GatedFFN, Norm, NormMatmul, Packed, Projection, WeightLayout
+from ..workload import GatedFFN, Norm, NormMatmul, Packed, PostNorm, Projection, WeightLayout
 from .accumulation import accumulate, tiles_of, x_words
 from .activations import ACCUMULATE, activate
 from .rope import in_order, rotated_projection
@@ -68,10 +70,12 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     rows = x.shape[0]
     padding = Padding.of(plan, edges, word_vectors(work, plan.lanes))
     if work.norm and work.norm.residual:
-        x = _sum(stages, x, edges)
+        x = _sum(stages, x, work.norm, edges)
     if edges == "zero":
         x = _zero_rows(x, padding.rows)
-    data = _normalise(stages, x, work.norm, rows, edges) if work.norm else x
+    data = x
+    if work.norm is not None and work.norm.kind != "none":
+        data = _normalise(stages, x, work.norm, rows, edges)
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
     if padding.panels:
@@ -122,19 +126,44 @@ def _padding(projection: Projection, padding: Padding, plan: TilePlan, edges: Ed
     return padding
 
 
-def _sum(stages: Stages, x: te.Tensor, edges: Edges) -> te.Tensor:
+def _sum(stages: Stages, x: te.Tensor, norm: Norm, edges: Edges) -> te.Tensor:
     """Add the residual in front of a norm, rounded to the dtype as the unfused addition is."""
     residual = stages["residual"]
+    first = None if norm.first is None else _first(x, stages["gamma_first"], norm.first)
 
     def added(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        if x.dtype != "bfloat16" or edges != "clamp":
+        if first is None and (x.dtype != "bfloat16" or edges != "clamp"):
             return x(i, j) + residual(i, j)
-        wide = x(i, j).astype(ACCUMULATE) + residual(i, j).astype(ACCUMULATE)
-        return as_stored(wide, x.dtype).astype(x.dtype)
+        wide = x(i, j).astype(ACCUMULATE) if first is None else first(i, j)
+        wide = wide + residual(i, j).astype(ACCUMULATE)
+        return (as_stored(wide, x.dtype) if edges == "clamp" else wide).astype(x.dtype)
 
     total = te.compute(x.shape, added, "x_sum")
     stages.give("x_sum", total)
     return total
+
+
+def _first(x: te.Tensor, gamma: te.Tensor, norm: PostNorm) -> Reader:
+    """Return what an element of x is behind a norm, in float32."""
+    rows, k = x.shape
+    r = te.reduce_axis((0, k), "r0")
+
+    def wide(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return x(i, j).astype(ACCUMULATE)
+
+    square = te.compute(
+        (rows,), lambda i: te.sum(wide(i, r) * wide(i, r), axis=r), "first_square_sum"
+    )
+    count = tirx.const(float(int(k)), ACCUMULATE)
+    eps = tirx.const(c_float(norm.eps).value, ACCUMULATE)
+    offset = tirx.const(float(norm.unit_offset), ACCUMULATE)
+
+    def normalised(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        factor = gamma(j).astype(ACCUMULATE)
+        factor = factor + offset if norm.unit_offset else factor
+        return wide(i, j) * te.rsqrt(square(i) / count + eps) * factor
+
+    return normalised
 
 
 def _zero_rows(x: te.Tensor, multiple: int) -> te.Tensor:

@@ -160,7 +160,9 @@ def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
         k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]
         in_block = stages_norm(int(k), dev)
     threads = plan.num_warps * warp
-    if "x_sum" in names:
+    if "first_square_sum" in names:
+        _rows_kernel(sch, [sch.get_sblock("first_square_sum")], [sch.get_sblock("x_sum")], threads)
+    elif "x_sum" in names:
         verbs.element_wise_kernel(sch, sch.get_sblock("x_sum"), threads)
     if not in_block and statistics:
         _norm_kernel(sch, statistics, names, threads)
@@ -177,18 +179,23 @@ def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
 def _norm_kernel(
     sch: s_tir.Schedule, statistics: list[SBlockRV], names: list[str], threads: int
 ) -> None:
-    """Normalise in a kernel of its own: one thread block per row."""
-    x_norm = sch.get_sblock("x_norm")
-    row = sch.get_loops(x_norm)[0]
+    """Normalise in a kernel of its own."""
+    results = [sch.get_sblock(name) for name in ("x_norm", "norm_out") if name in names]
+    _rows_kernel(sch, statistics, results, threads)
+
+
+def _rows_kernel(
+    sch: s_tir.Schedule, statistics: list[SBlockRV], results: list[SBlockRV], threads: int
+) -> None:
+    """Give statistics of rows, and what is made of them, one kernel: one thread block per row."""
+    row = sch.get_loops(results[0])[0]
     for block in reversed(statistics):
         sch.compute_at(block, row, preserve_unit_loops=True)
         sch.set_scope(block, 0, "shared")
-    if "norm_out" in names:
-        sch.reverse_compute_at(sch.get_sblock("norm_out"), row, preserve_unit_loops=True)
+    for block in results[1:]:
+        sch.reverse_compute_at(block, row, preserve_unit_loops=True)
     sch.bind(row, "blockIdx.x")
-    spread = [*statistics, x_norm]
-    spread += [sch.get_sblock("norm_out")] if "norm_out" in names else []
-    for block in spread:
+    for block in [*statistics, *results]:
         _, thread = sch.split(sch.get_loops(block)[-1], [None, threads])
         sch.bind(thread, "threadIdx.x")
 

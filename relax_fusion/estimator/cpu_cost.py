@@ -165,7 +165,7 @@ def _norm_cycles(shape: MatmulShape, dev: DeviceSpec, rows: int) -> float:
     if not shape.has_norm:
         return 0.0
     vectors = ceil_div(rows, dev.sm_count) * shape.k * 4 / dev.vector_bytes
-    return vectors * NORM_CYCLES_PER_VECTOR
+    return vectors * NORM_CYCLES_PER_VECTOR * (shape.normed_first + (shape.norm != "none"))
 
 
 def _activation_cycles(

@@ -72,8 +72,8 @@ class MatmulShape:
         else is read or written per row (epilogue residuals, the sum and the norm as outputs).
     row_flops : float
         Floating-point operations of the matmuls for each row.
-    norm : {"", "rms", "layer"}
-        How x is normalised, if it is.
+    norm : {"", "rms", "layer", "none"}
+        How x is normalised, if it is; "none" where a residual is added only.
     rotated : bool
         Whether pairs of features are turned that are not neighbours.
     unpacked_bytes : int
@@ -83,6 +83,8 @@ class MatmulShape:
     slots : int
         Instructions of a GPU's thread for the activations of an element, the most of any
         projection; where a gate is, beside those of silu.
+    normed_first : bool
+        Whether x is normalised before a residual is added.
     row_slots : int
         Those of all activations of a row.
     """
@@ -107,6 +109,7 @@ class MatmulShape:
     packed: Packed | None = None
     slots: int = 0
     row_slots: int = 0
+    normed_first: bool = False
 
     @property
     def stored_bytes(self) -> float:
@@ -193,6 +196,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         side_row_bytes=sum(row.values()) - x_row - out_row,
         row_flops=free.flops(rows=1),
         norm=work.norm.kind if work.norm is not None else "",
+        normed_first=work.norm is not None and work.norm.first is not None,
         rotated=isinstance(work, NormMatmul) and any(map(_apart, work.outputs)),
         allow_tf32=work.allow_tf32,
         unpacked_bytes=unpacked if packed else 0,

@@ -133,8 +133,9 @@ def _extend(
         dtype = dtype_of(user)
         if dtype not in ("float16", "bfloat16", "float32"):
             return None
-        if dtype == "float32" != chain.out_dtype and narrows(view, chain.out):
-            return None  # rounded on purpose
+        widens = dtype == "float32" != chain.out_dtype
+        if widens and (narrows(view, chain.out) or _is_for_a_norm(view, user)):
+            return None  # rounded on purpose, or widened by a norm's kernel
         return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype)
     if are_sums:
         return None
@@ -146,6 +147,16 @@ def _extend(
             if data.same_as(chain.out) and not view.depends_on(other, forbidden):
                 return _combined(view, chain, user, other, operator)
     return None
+
+
+def _is_for_a_norm(view: BlockView, widened: relax.Var) -> bool:
+    """Tell whether rows are widened for a norm only, whose result is rounded again."""
+    norm = view.only_user(widened)
+    if norm is None or not is_call(view.defs[norm], "relax.nn.rms_norm", "relax.nn.layer_norm"):
+        return False
+    end = view.only_user(norm)
+    rounded = view.call(end, "relax.astype") if end is not None else None
+    return rounded is not None and dtype_of(rounded) in ("float16", "bfloat16")
 
 
 def _longer(

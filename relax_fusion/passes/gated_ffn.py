@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -15,11 +16,11 @@ from ..matching.linear import Linear, linear
 from ..matching.movements import Cut, cut_of, ungrouped
 from ..matching.norms import normalisation
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
+from ..matching.post_norms import built, prologues, sum_prologues
 from ..matching.projections import (
     Prologue,
     made_by,
     norm_matmul,
-    norm_prologue,
     plain_prologue,
     readers_of,
 )
@@ -63,6 +64,9 @@ class FuseGatedFFN(FusingPass):
             ->
         y = R.call_tir(fuse_gated_ffn_..., (x, g, s, W, b))
 
+    A sum of a norm and a residual, in front of that norm or instead of it, is taken along as by
+    `FuseRMSNormMatmul` and `FuseProjections`.
+
     Reshapes of the rows, as PyTorch's exporter writes them around each matmul, may stand anywhere
     between the norm and the product; so may casts around a gate's activation to float32 and back.
 
@@ -77,11 +81,11 @@ class FuseGatedFFN(FusingPass):
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+    def match(self, view: BlockView, var: relax.Var) -> Sequence[Match] | None:
         """Match the product, or the activated projection, that `var` is."""
         return self._product(view, var) or self._plain(view, var)
 
-    def _product(self, view: BlockView, var: relax.Var) -> Match | None:
+    def _product(self, view: BlockView, var: relax.Var) -> Sequence[Match] | None:
         """Match the product of an activated gate and its other half, in either order."""
         if activation(view, var) is not None:  # ``x * sigmoid(x)``
             return None
@@ -93,7 +97,7 @@ class FuseGatedFFN(FusingPass):
 
     def _gated(
         self, view: BlockView, var: relax.Var, gate: relax.Expr, up: relax.Expr
-    ) -> Match | None:
+    ) -> Sequence[Match] | None:
         active, behind = _uncast(view, gate)
         act = activation(view, active)
         if act is None:
@@ -115,8 +119,10 @@ class FuseGatedFFN(FusingPass):
             detail = f"rows of shape {shape_of(half)} become a product of shape {shape_of(var)}"
             guard(fits, Reason.SHAPE, detail)
         covers = (*reshapes, *g.covers, *u.covers, *between, *act.covers, *behind, var)
-        before = _prologue(view, x, {g.linear.var, u.linear.var, *reshapes})
-        return self._build(view, var, (g, u), act.name, (before, covers))
+        found = _prologues(view, x, {g.linear.var, u.linear.var, *reshapes})
+        return built(
+            found, lambda before: self._build(view, var, (g, u), act.name, (before, covers))
+        )
 
     def _build(
         self,
@@ -176,7 +182,7 @@ class FuseGatedFFN(FusingPass):
         spelling = f"{before.spelling} {'merged' if merged else 'separate'}{packed} {act}"
         return Match.of(spelling, everything, (args, outs), work)
 
-    def _plain(self, view: BlockView, var: relax.Var) -> Match | None:
+    def _plain(self, view: BlockView, var: relax.Var) -> Sequence[Match] | None:
         """Match ``act(norm(x) @ W + b)`` where no other matmul reads the norm."""
         lin = linear(view, var)
         if lin is None:
@@ -187,18 +193,22 @@ class FuseGatedFFN(FusingPass):
             return None
         if normed is not None and len(readers_of(view, normed.var)) > 1:
             return None  # FuseRMSNormMatmul takes all readers of a norm together
-        before = _prologue(view, lin.x, {lin.var})
-        match = norm_matmul(view, before, [chain], self.options.bounds)
-        return replace(match, spelling=f"plain MLP: {match.spelling}")
+        found = _prologues(view, lin.x, {lin.var})
+        matches = built(found, lambda before: self._projected(view, lin, before))
+        return [replace(m, spelling=f"plain MLP: {m.spelling}") for m in matches]
+
+    def _projected(self, view: BlockView, lin: Linear, before: Prologue) -> Match:
+        chain = epilogue(view, lin, {*before.covers})
+        return norm_matmul(view, before, [chain], self.options.bounds)
 
 
-def _prologue(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> Prologue:
+def _prologues(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> list[Prologue]:
     """Take the norm along if this chain is all that projects its result."""
     normed = normalisation(view, x)
     if normed is None:
-        return plain_prologue(x)
+        return sum_prologues(view, x, readers)
     others = [lin for lin in readers_of(view, normed.var) if lin.var not in readers]
-    return plain_prologue(x) if others else norm_prologue(view, normed, readers)
+    return [plain_prologue(x)] if others else prologues(view, normed, readers)
 
 
 def _half(view: BlockView, expr: relax.Expr) -> _Half | None:

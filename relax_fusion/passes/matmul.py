@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax
 
 from ..errors import Reason
 from ..matching.epilogue import FusedProjection
-from ..matching.linear import linear
+from ..matching.linear import Linear, linear
 from ..matching.operations import KINDS, MOVES
 from ..matching.pattern import BlockView, Match, guard
-from ..matching.projections import fused_projections, norm_matmul, plain_prologue
+from ..matching.post_norms import built, sum_prologues
+from ..matching.projections import Prologue, fused_projections, norm_matmul
 from ..matching.shapes import dtype_of
 from ..workload import INTEGER_DTYPES
 from .driver import FusingPass
@@ -29,6 +32,8 @@ class FuseMatmulEpilogue(FusingPass):
             ->
         z = R.call_tir(fuse_matmul_epilogue_..., (x, W, b, r))
 
+    So is the sum of a norm and a residual that x is, as by `FuseProjections`.
+
     A rotation of heads (rope) is taken along as by `FuseRMSNormMatmul`.
 
     Where the back end has Triton, products of int8 and uint8 are taken too, whose sums are int32,
@@ -45,17 +50,24 @@ class FuseMatmulEpilogue(FusingPass):
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+    def match(self, view: BlockView, var: relax.Var) -> Sequence[Match] | None:
         """Match the projection that `var` is."""
         lin = linear(view, var)
         if lin is None:
             return None
         (chain,) = fused_projections(view, [lin], set(), self.options.bounds)
+        found = sum_prologues(view, lin.x, {*lin.covers})
+        if any(arg.expr.same_as(lin.x) for arg in chain.args):  # it is the residual behind, too
+            found = found[-1:]
+        return built(found, lambda before: self._build(view, lin, before))
+
+    def _build(self, view: BlockView, lin: Linear, before: Prologue) -> Match:
+        """Describe the kernel of a projection, and of the steps behind it."""
+        (chain,) = fused_projections(view, [lin], {*before.covers}, self.options.bounds)
         integers = self.options.backend != "tir"
         if integers and dtype_of(lin.x) in INTEGER_DTYPES:
             _check_integers(view, chain)
-        bounds = self.options.bounds
-        return norm_matmul(view, plain_prologue(lin.x), [chain], bounds, integers)
+        return norm_matmul(view, before, [chain], self.options.bounds, integers)
 
 
 def _check_integers(view: BlockView, chain: FusedProjection) -> None:

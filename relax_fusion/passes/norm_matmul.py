@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax
 
 from ..errors import Reason
 from ..matching.norms import is_rounded_norm, normalisation
 from ..matching.pattern import BlockView, Match, Refused
+from ..matching.post_norms import built, prologues
 from ..matching.projections import (
     fused_projections,
     made_by,
     norm_matmul,
-    norm_prologue,
     readers_of,
 )
 from ..matching.shapes import dtype_of
@@ -31,6 +33,10 @@ class FuseRMSNormMatmul(FusingPass):
         q1 = act(R.add(R.add(q, b), t))        # optional steps, in any order
             ->
         s, q1, ... = R.call_tir(fuse_rms_norm_matmul_..., (x, r, g, Wq, b, t, ...))
+
+        s  = R.add(R.nn.rms_norm(x, g0), r)    # an RMSNorm behind a projection, Gemma's for one
+            ->
+        s, q1, ... = R.call_tir(fuse_rms_norm_matmul_..., (x, g0, r, g, Wq, b, t, ...))
 
         n  = R.nn.rms_norm(R.astype(s, "float32"), g1)   # g1 = R.add(R.astype(g, "float32"), 1)
         h  = R.astype(n, "float16")                      # in any of these, cast or not
@@ -68,7 +74,7 @@ class FuseRMSNormMatmul(FusingPass):
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+    def match(self, view: BlockView, var: relax.Var) -> Sequence[Match] | None:
         """Match the norm that `var` is, with everything that reads it through a matmul."""
         normed = normalisation(view, var)
         linears = readers_of(view, var) if normed is not None else []
@@ -78,5 +84,5 @@ class FuseRMSNormMatmul(FusingPass):
         if normed is None or not linears:
             return None
         chains = fused_projections(view, linears, made_by(view, normed), self.options.bounds)
-        before = norm_prologue(view, normed, {v for lin in linears for v in lin.covers})
-        return norm_matmul(view, before, chains, self.options.bounds)
+        found = prologues(view, normed, {v for lin in linears for v in lin.covers})
+        return built(found, lambda before: norm_matmul(view, before, chains, self.options.bounds))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tvm
 from tvm import relax
 
+from ..matching.epilogue import FusedProjection
 from ..matching.linear import Linear, linear
 from ..matching.operations import rotates
 from ..matching.pattern import BlockView, Match, is_call
-from ..matching.projections import fused_projections, norm_matmul, plain_prologue, readers_of
+from ..matching.post_norms import built, sum_prologues
+from ..matching.projections import Prologue, fused_projections, norm_matmul, readers_of
 from .driver import FusingPass
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.nn.attention")
@@ -31,6 +33,10 @@ class FuseProjections(FusingPass):
             ->
         k, v = R.call_tir(fuse_projections_..., (x, Wk, Wv, b))
 
+        x = R.add(R.nn.rms_norm(y, g), r)      # a sum of a norm, returned if others read it
+            ->
+        x, k, v = R.call_tir(fuse_projections_..., (y, g, r, Wk, Wv, b))
+
     A projection behind the first kernel that needs the result of one in front of it is not taken
     along: of all layers of a decoder that read one encoder, only those of one layer are.
 
@@ -43,7 +49,7 @@ class FuseProjections(FusingPass):
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+    def match(self, view: BlockView, var: relax.Var) -> Sequence[Match] | None:
         """Match the projection that `var` is, with those of the same rows behind it."""
         first = linear(view, var)
         if first is None:
@@ -51,11 +57,23 @@ class FuseProjections(FusingPass):
         together = [first, *_others(view, first)]
         if len(together) == 1:
             return None
-        chains = fused_projections(view, together, set(), self.options.bounds)
-        alike = [c for c in chains if c.out_dtype == chains[0].out_dtype]
-        if len(alike) == 1:
+        if len(self._alike(view, together, set())) == 1:
             return None
-        return norm_matmul(view, plain_prologue(first.x), alike, self.options.bounds)
+        return built(
+            sum_prologues(view, first.x, {v for lin in together for v in lin.covers}),
+            lambda before: self._build(view, together, before),
+        )
+
+    def _build(self, view: BlockView, together: list[Linear], before: Prologue) -> Match:
+        chains = self._alike(view, together, {*before.covers})
+        return norm_matmul(view, before, chains, self.options.bounds)
+
+    def _alike(
+        self, view: BlockView, together: list[Linear], made: set[relax.Var]
+    ) -> list[FusedProjection]:
+        """Return the projections whose results have the dtype of the first."""
+        chains = fused_projections(view, together, made, self.options.bounds)
+        return [c for c in chains if c.out_dtype == chains[0].out_dtype]
 
 
 def _others(view: BlockView, first: Linear) -> Iterator[Linear]:

@@ -170,17 +170,22 @@ def coverage_of(
     return coverage
 
 
+def _normalises(work: NormMatmul | GatedFFN) -> int:
+    """Return 1 if a kernel multiplies the rows of a norm, else 0."""
+    return int(work.norm is not None and work.norm.kind != "none")
+
+
 def _chains_of(work: Workload) -> Counter[str]:
     """Count what one kernel computes."""
     if isinstance(work, Attention):
         return Counter(attention=1)
     if isinstance(work, NormMatmul):
         steps: list[Step] = [step for out in work.outputs for step in out.epilogue]
-        projections, norms = len(work.outputs), int(work.norm is not None)
+        projections, norms = len(work.outputs), _normalises(work)
         ropes = sum(out.rope is not None for out in work.outputs)
     elif isinstance(work, GatedFFN):
         steps, ropes = [work.activation], 0
-        projections, norms = 1 if work.merged else 2, int(work.norm is not None)
+        projections, norms = 1 if work.merged else 2, _normalises(work)
     elif isinstance(work, Chain):
         values = [part for block in work.graph.blocks for part in parts(block.value)]
         steps, ropes = [part.name for part in values if isinstance(part, Op)], 0

@@ -65,7 +65,8 @@ def contraction_steps(
     if work.norm is None or norm_inside(work, plan):
         norm = work.norm
         return [s for p in found.launches for s in _matmul(c, p, found.x, found, norm)]
-    y: Any = found.normed or c.workspace("norm", (rows, work.k), work.dtype)
+    known = found.normed or (found.total if work.norm.kind == "none" else None)
+    y: Any = known or c.workspace("norm", (rows, work.k), work.dtype)
     rest = [s for p in found.launches for s in _matmul(c, p, y, found, None)]
     return [_row_norm(c, work.norm, found, y), *rest]
 
@@ -77,12 +78,14 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
     args = {
         "x_ptr": found.x,
         "residual_ptr": given_or(found.residual, found.x),
-        "gamma_ptr": found.gamma,
-        "beta_ptr": given_or(found.beta, found.gamma),
+        "gamma_ptr": given_or(found.gamma, found.x),
+        "beta_ptr": given_or(found.beta, given_or(found.gamma, found.x)),
         "y_ptr": y,
         "sum_ptr": given_or(found.total, y),
+        "first_ptr": given_or(found.first, found.x),
         "M": c.m,
         "eps": float(norm.eps),
+        "first_eps": float(norm.first.eps) if norm.first else 0.0,
     }
     constants = {
         "WIDTH": width,
@@ -95,6 +98,8 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "PDL": c.dependent,
         "EARLY": c.dependent and c.few_rows,
         "UNIT_OFFSET": norm.unit_offset,
+        "FIRST": norm.first is not None,
+        "FIRST_OFFSET": norm.first is not None and norm.first.unit_offset,
     }
     grid = (ceil_div(c.rows, rows),)
     return Step(row_norm, grid, args, constants, c.options(num_warps=warps, num_stages=3))

@@ -127,7 +127,8 @@ class Operands:
     """What a contraction reads and writes; None for what its workload does not have.
 
     `total` and `normed` are the outputs for the sum in front of the norm and for the norm,
-    `launches` the products, those together that one launch computes.
+    `launches` the products, those together that one launch computes, `first` gamma of a norm in
+    front of the sum.
     """
 
     x: Any
@@ -137,6 +138,7 @@ class Operands:
     total: Out | None
     normed: Out | None
     launches: tuple[tuple[Product, ...], ...]
+    first: Any = None
 
 
 def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Operands:
@@ -156,6 +158,7 @@ def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Ope
         total=given.get("x_sum"),
         normed=given.get("x_norm"),
         launches=together,
+        first=given.get("gamma_first"),
     )
 
 

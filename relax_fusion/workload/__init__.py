@@ -14,7 +14,7 @@ from .base import Atom
 from .chain import Chain
 from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
-from .epilogues import EPILOGUE_STEPS, Norm, Step, operand_name, operand_names
+from .epilogues import EPILOGUE_STEPS, Norm, PostNorm, Step, operand_name, operand_names
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
@@ -54,6 +54,7 @@ __all__ = [
     "NormMatmul",
     "Operand",
     "Packed",
+    "PostNorm",
     "Projection",
     "Rope",
     "Step",

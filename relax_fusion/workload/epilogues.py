@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from .builder import GraphBuilder, Handle
@@ -50,13 +50,30 @@ def epilogue(
 
 
 @dataclass(frozen=True)
+class PostNorm:
+    """An RMSNorm of x behind the projection that made it, in front of the residual's sum.
+
+    Parameters
+    ----------
+    eps : float
+        Added to the mean square.
+    unit_offset : bool
+        Whether the rows are multiplied by ``1 + gamma``.
+    """
+
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True)
 class Norm:
     """A normalisation over the last axis, with an optional residual add in front of it.
 
     Parameters
     ----------
-    kind : {"rms", "layer"}
-        ``x / sqrt(mean(x^2) + eps)`` or ``(x - mean) / sqrt(var + eps)``, times gamma (plus beta).
+    kind : {"rms", "layer", "none"}
+        ``x / sqrt(mean(x^2) + eps)`` or ``(x - mean) / sqrt(var + eps)``, times gamma (plus beta);
+        "none" for the rows of the sum as they are.
     eps : float
         Added to the mean square or the variance.
     beta : bool
@@ -69,15 +86,24 @@ class Norm:
         Whether the normalised value is an output too (a post-norm residual reads it).
     unit_offset : bool
         Whether the rows are multiplied by ``1 + gamma``, as Gemma's are.
+    first : PostNorm, optional
+        What x is normalised by before the residual is added.
     """
 
-    kind: Literal["rms", "layer"]
+    kind: Literal["rms", "layer", "none"]
     eps: float
     beta: bool = False
     residual: bool = False
     returns_sum: bool = False
     returns_norm: bool = False
     unit_offset: bool = False
+    first: PostNorm | None = None
+
+    def __repr__(self) -> str:
+        """Return the fields, of which the last is left out if it is None: keys are made of it."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = (f"{k}={v!r}" for k, v in found.items() if k != "first" or v is not None)
+        return f"Norm({', '.join(given)})"
 
 
 def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:
@@ -88,10 +114,14 @@ def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtyp
     if norm is None:
         return x
     if norm.residual:
+        value = x[i, k] if norm.first is None else _first(g, norm.first, (x, dtype), axes)
         residual = g.input("residual", shape, dtype)
-        x = g.map("x_sum", axes, x[i, k] + residual[i, k], dtype, rounds=True)
+        normed = norm.kind != "none"
+        x = g.map("x_sum", axes, value + residual[i, k], dtype, rounds=normed)
         if norm.returns_sum:
             g.output(x)
+        if not normed:
+            return x
     gamma = g.input("gamma", (k.size,), dtype)
     beta = g.input("beta", (k.size,), dtype) if norm.beta else None
     centred: Expr = x[i, k]
@@ -104,3 +134,14 @@ def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtyp
     if norm.returns_norm:
         g.output(result)
     return result
+
+
+def _first(
+    g: GraphBuilder, norm: PostNorm, rows: tuple[Handle, str], axes: tuple[Axis, Axis]
+) -> Expr:
+    """Return an element of x normalised, in float32."""
+    (i, k), (x, dtype) = axes, rows
+    gamma = g.input("gamma_first", (k.size,), dtype)
+    square = g.sum("first_square_sum", (i,), (k,), x[i, k] * x[i, k])
+    factor: Expr = gamma[k] + 1.0 if norm.unit_offset else gamma[k]
+    return x[i, k] * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * factor

@@ -12,7 +12,7 @@ from .dtypes import DTYPE_BYTES, accumulator
 from .epilogues import Norm, normalised
 from .formats import Packed
 from .graph import Graph
-from .norm_matmul import NormMatmul, Projection, WeightLayout
+from .norm_matmul import NormMatmul, Projection, WeightLayout, post_norm_apart
 from .roofline import slots_of
 from .values import Axis, Expr, apply
 
@@ -63,7 +63,8 @@ class GatedFFN(Described):
         slots = slots_of("multiply") + slots_of(self.activation) * self.merged
         count = rows * self.n
         product = Atom(3 * count * DTYPE_BYTES[self.out_dtype], slots=count * slots)
-        return [*(Atom(0, part, rows) for part in self._parts), product]
+        first = post_norm_apart(self, rows)
+        return [*first, *(Atom(0, part, rows) for part in self._parts), product]
 
     @cached_property
     def _parts(self) -> list[NormMatmul]:
@@ -74,8 +75,10 @@ class GatedFFN(Described):
         if self.merged:
             outputs = (replace(gate, n=2 * self.n, epilogue=bias),)
         dtypes = self.dtype, self.out_dtype, self.allow_tf32
-        grouped = [outputs] if self.norm else [(p,) for p in outputs]
-        return [NormMatmul(self.rows, self.k, each, self.norm, *dtypes) for each in grouped]
+        norm = self.norm and replace(self.norm, first=None)
+        norm = norm if norm and norm.kind != "none" else None
+        grouped = [outputs] if norm else [(p,) for p in outputs]
+        return [NormMatmul(self.rows, self.k, each, norm, *dtypes) for each in grouped]
 
     @property
     def is_packed(self) -> bool:

@@ -191,9 +191,10 @@ class NormMatmul(Described):
             moved = 2 * rows * turned * DTYPE_BYTES[self.out_dtype]
             rotation = [Atom(moved)] if rope else []
             return [Atom(0, part, rows) for part in self._parts] + rotation
-        added = [Atom(3 * each)] if norm and norm.residual else []
-        normalised = [Atom(2 * each, normalised=rows * self.k)] if norm else []
-        return [*added, *normalised, *(Atom(0, part, rows) for part in self._parts)]
+        first = post_norm_apart(self, rows)
+        added = [Atom(3 * each)] if norm and norm.residual and norm.kind != "none" else []
+        last = [Atom(2 * each, normalised=rows * self.k)] if norm and norm.kind != "none" else []
+        return [*first, *added, *last, *(Atom(0, part, rows) for part in self._parts)]
 
     @property
     def _is_alone(self) -> bool:
@@ -260,6 +261,14 @@ class NormMatmul(Described):
         unrotated = g.map(f"unrotated{index}", (i, j), value, "float32")
         result = g.tensor(out, (i.size, j.size), self.out_dtype)
         _rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
+
+
+def post_norm_apart(work: NormMatmul | GatedFFN, rows: int) -> list[Atom]:
+    """Return the kernel of a norm in front of the residual: with the sum, if that is projected."""
+    norm, each = work.norm, rows * work.k * DTYPE_BYTES[work.dtype]
+    if norm is None or norm.first is None:
+        return []
+    return [Atom((3 if norm.kind == "none" else 2) * each, normalised=rows * work.k)]
 
 
 def narrow_matmuls(work: NormMatmul | GatedFFN, adapters: Sequence[Adapter]) -> NormMatmul:

@@ -22,6 +22,8 @@ from ..support.contraction_cases import (
     COLUMNS,
     HALF,
     HALF_GATED,
+    POST,
+    POST_SUM,
     ROWS,
     Case,
     plain,
@@ -174,7 +176,15 @@ def test_kernels_use_the_tensor_cores_and_all_of_their_shared_memory() -> None:
         assert kernel.count("__syncthreads") == 2  # before the loop, and in it
 
 
-@pytest.mark.parametrize("norm", [SUM, Norm("layer", 1e-5, beta=True, returns_norm=True)])
+NORMS = {
+    "sum": SUM,
+    "layer": Norm("layer", 1e-5, beta=True, returns_norm=True),
+    "post": replace(SUM, first=POST),
+    "post_sum": POST_SUM,
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 @pytest.mark.parametrize("k", [512, 98])
 def test_one_kernel_adds_and_normalises_rows(norm: Norm, k: int) -> None:
     work = replace(HALF, rows=ROWS, k=k, norm=norm)

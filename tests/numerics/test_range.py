@@ -18,6 +18,7 @@ from ..support.small_workloads import (
     LAYER_ADDED,
     LAYER_ROWS,
     PLAIN,
+    POST_SUM,
     RMS,
     RMS_ADDED,
     RMS_ROWS,
@@ -31,7 +32,7 @@ from .backends import Run, draw, on_every_backend, zeros
 SIZES = {"batch": 1, "q_len": 5, "kv_len": 40}
 
 
-@on_every_backend(rms=RMS_ADDED, layer=LAYER_ADDED, inside=RMS_ROWS)
+@on_every_backend(rms=RMS_ADDED, layer=LAYER_ADDED, inside=RMS_ROWS, post=POST_SUM)
 def test_f1_squares_in_a_norm_do_not_overflow_float16(run: Run) -> None:
     given = draw(run.work, rows=4)
     given["x"] *= np.float16(6000)

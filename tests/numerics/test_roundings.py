@@ -21,6 +21,8 @@ from ..support.small_workloads import (
     LAYER_ROWS,
     OFFSET_ROWS,
     PLAIN,
+    POST,
+    POST_SUM_KEPT,
     RMS_ADDED,
     RMS_ROWS,
     ROTATED,
@@ -165,7 +167,23 @@ def test_r6_the_tensor_of_an_adapter_is_rounded(run: Run) -> None:
     assert (run(given)["out0"] == 0).all()  # of 2 * (one + 1) - 2 * one
 
 
-MARKED = {RMS_ADDED: "x_sum", LAYER_ADDED: "x_sum", CHAIN: "out0", ADAPTED: "low0"}
+@on_every_backend(post=POST, kept=POST_SUM_KEPT)
+def test_r10_rows_that_a_residual_is_added_to_are_not_rounded(run: Run) -> None:
+    given = zeros(run.work, rows=2)
+    given["x"][:] = 1
+    given["gamma_first"][:] = 2.0**-10 + 1 - run.work.norm.first.unit_offset
+    given["residual"][:] = 3 + 2.0**-9
+    sums = run(given)["x_sum"]
+    assert (sums == 4 + 2.0**-8).all()  # of 1.000476; of 1, to which it is rounded, it were 4
+
+
+MARKED = {
+    RMS_ADDED: "x_sum",
+    POST: "x_sum",
+    LAYER_ADDED: "x_sum",
+    CHAIN: "out0",
+    ADAPTED: "low0",
+}
 
 
 @pytest.mark.parametrize("work", [*MARKED, GATED_SILU, STEPS, ROTATED, ATTENTION])

@@ -21,6 +21,8 @@ from ..support.small_workloads import (
     GATED_SILU,
     LAYER_ROWS,
     PLAIN,
+    POST,
+    POST_SUM,
     RMS_ROWS,
     TWO_MATMULS,
     WIDE,
@@ -109,13 +111,15 @@ HALVES = {
     "rms": RMS_ROWS,
     "layer": LAYER_ROWS,
     "gated": GATED_SILU,
+    "post": POST,
+    "post_sum": POST_SUM,
     "attention": ATTENTION,
     "capped": CAPPED,
     "chain": CHAIN,
 }
 OTHERS = {
     f"{name}_{dtype}": work
-    for name in ("gelu", "rms", "gated", "attention", "chain")
+    for name in ("gelu", "rms", "gated", "post", "attention", "chain")
     for dtype, work in dtypes(TWO_MATMULS if name == "chain" else HALVES[name]).items()
     if dtype != "half"
 }

@@ -19,6 +19,7 @@ from relax_fusion.workload import (
     GatedFFN,
     Norm,
     NormMatmul,
+    PostNorm,
     Projection,
     Rope,
     WeightLayout,
@@ -30,6 +31,8 @@ from .workloads import Arrays, inputs, results, rounding
 
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
 OFFSET = replace(RMS, unit_offset=True)
+POST = PostNorm(1e-5, unit_offset=True)
+POST_SUM = Norm("none", 0.0, residual=True, first=POST)
 ROWS, COLUMNS = DynamicDim("rows"), DynamicDim("vocab_size")
 DYNAMIC_ROWS = (1, 3, 4, 7, 33)
 
@@ -134,6 +137,9 @@ def _norms() -> list[Case]:
         "residual_sum": replace(BASE, norm=after_add),
         "norm_out": replace(BASE, norm=replace(LAYER, returns_norm=True)),
         "sum_and_norm_out": replace(BASE, norm=everything),
+        "post": replace(BASE, norm=replace(after_add, first=POST)),
+        "post_layer": replace(BASE, norm=replace(everything, first=POST), outputs=THREE),
+        "post_sum": replace(BASE, norm=POST_SUM),
         "three": replace(BASE, outputs=THREE),
         "three_layer_sum": replace(BASE, outputs=THREE, norm=everything),
         "mixed_layouts": replace(BASE, outputs=(plain(48), plain(32, layout="kn"))),
@@ -172,6 +178,7 @@ def _gated() -> list[Case]:
         "gated_kn": replace(GATED, layout="kn"),
         "gated_no_norm": replace(GATED, norm=None),
         "gated_sum": replace(GATED, norm=replace(RMS, residual=True, returns_sum=True)),
+        "gated_post_sum": replace(GATED, norm=replace(POST_SUM, returns_sum=True)),
         "gated_half": replace(GATED, dtype="float16", out_dtype="float16", rows=1),
         "gated_unit_offset": replace(GATED, norm=OFFSET),
         "gated_odd": replace(GATED, n=33, k=7),

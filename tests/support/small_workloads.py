@@ -15,6 +15,7 @@ from relax_fusion.workload import (
     GatedFFN,
     Norm,
     NormMatmul,
+    PostNorm,
     Projection,
     Rope,
 )
@@ -45,6 +46,9 @@ RMS_ROWS, LAYER_ROWS = projected(norm=RMS, **WIDE), projected(norm=LAYER, **WIDE
 OFFSET_ROWS = [replace(w, norm=replace(w.norm, unit_offset=True)) for w in (RMS_ROWS, LAYER_ROWS)]
 RMS_ADDED = projected(norm=replace(RMS, **ADDED))
 LAYER_ADDED = projected(norm=replace(LAYER, **ADDED))
+POST = projected(norm=replace(RMS_ADDED.norm, first=PostNorm(1e-3, unit_offset=True)))
+POST_SUM = projected(norm=Norm("none", 0.0, residual=True, first=PostNorm(1e-3)))
+POST_SUM_KEPT = replace(POST_SUM, norm=replace(POST_SUM.norm, returns_sum=True))
 STEPS = projected("bias", "relu", "residual")
 ACTIVE = {name: projected("bias", name) for name in ACTIVATIONS}
 ROTATED = projected("bias")

@@ -23,7 +23,7 @@ Projections = list[tuple[SBlockRV, SBlockRV]]
 WEIGHT = 1
 """The number of the weight among the tensors that a sum reads, behind x; scales are last."""
 
-_PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
+_PROLOGUE = ("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
 
 def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:

@@ -34,7 +34,18 @@ from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
 from .streamed_row import streamed_row_kernel
 from .sums import cluster_sums, leave_cluster, own_sums
-from .tile import NORM_BLOCKS, MmaTile, Product, RowNorm, int32, int64, last_tile, tiles_of, whole
+from .tile import (
+    NORM_BLOCKS,
+    POST_NORM,
+    MmaTile,
+    Product,
+    RowNorm,
+    int32,
+    int64,
+    last_tile,
+    tiles_of,
+    whole,
+)
 from .wgmma_kernel import WgmmaKernel
 
 
@@ -58,7 +69,7 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
             block, threads = sch.get_sblock(name), plan.num_warps * LANES
             verbs.element_wise_kernel(sch, block, threads, plan.lanes)
     names = verbs.block_names(func)
-    if "x_norm" in names and not _normalises(plan, names):
+    if not {"x_norm", POST_NORM}.isdisjoint(names) and not _normalises(plan, names):
         normalise_rows(sch, plan.num_warps * LANES)
     float8 = is_cuda(target) and has_float8(compute_capability(target))
     return with_mma(sch.mod["main"], plan, device_of(target), float8)
@@ -96,7 +107,9 @@ def with_mma(
             # A kernel that dequantises weights has many small blocks; that each of them waits cost
             # 9 us at 4096 x 4096 on an H200
             early = dev is not None and dev.capabilities.dependent_launch
-            announced = early and any(b.name_hint in NORM_BLOCKS for b in stage_blocks)
+            announced = early and any(
+                b.name_hint in (*NORM_BLOCKS, POST_NORM) for b in stage_blocks
+            )
             kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
@@ -163,7 +176,7 @@ def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:
     A thread has the same elements in every step, so what it reads again it wrote itself.
     """
     names = verbs.block_names(sch.mod["main"])
-    stages = ("x_sum", "mean_sum", "square_sum", "x_norm")
+    stages = (POST_NORM, "x_sum", "mean_sum", "square_sum", "x_norm")
     blocks = [sch.get_sblock(name) for name in stages if name in names]
     row = sch.get_loops(blocks[0])[0]
     verbs.chain_rows(sch, blocks[1:], row)

@@ -257,6 +257,9 @@ def whole(buffer: tirx.Var) -> TensorRegion:
 NORM_BLOCKS = ("mean_sum", "square_sum", "x_norm")
 """The statistics in their order, and the normalised rows."""
 
+POST_NORM = "first_square_sum"
+"""The statistic of a norm in front of the residual."""
+
 
 @dataclass(frozen=True)
 class RowNorm:

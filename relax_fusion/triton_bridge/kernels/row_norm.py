@@ -1,6 +1,7 @@
 """RMSNorm and LayerNorm of rows, with an optional residual add in front.
 
-``y = norm(x [+ residual]) * ([1 +] gamma) [+ beta]`` for x of shape ``[rows, width]``.
+``y = norm(x [+ residual]) * ([1 +] gamma) [+ beta]`` for x of shape ``[rows, width]``, which may be
+normalised itself before the residual is added.
 
 Regime: bytes.  Each element of x (and of the residual) is read once and each of y (and of the sum)
 written once; some ten operations an element.  With few rows it is latency: one load, one reduction
@@ -29,8 +30,10 @@ def row_norm(
     beta_ptr,
     y_ptr,
     sum_ptr,
+    first_ptr,
     M,
     eps,
+    first_eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -41,27 +44,32 @@ def row_norm(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
     UNIT_OFFSET: tl.constexpr = False,
+    FIRST: tl.constexpr = False,
+    FIRST_OFFSET: tl.constexpr = False,
 ):
     """Normalise `ROWS` rows.  Grid: ``(ceil(M / ROWS),)``.
 
     Parameters
     ----------
     x_ptr, residual_ptr : [M, WIDTH], float16, bfloat16 or float32
-    gamma_ptr, beta_ptr : [WIDTH]
+    gamma_ptr, beta_ptr, first_ptr : [WIDTH]
+        The last is gamma of the norm of x.
     y_ptr, sum_ptr : [M, WIDTH]
         The result, and ``x + residual`` (rounded to its dtype before it is normalised, as the
         unfused graph rounds it).
     M : int32
-    eps : float32
+    eps, first_eps : float32
     BLOCK : power of two, at least WIDTH
-    NORM : {"rms", "layer"}
+    NORM : {"rms", "layer", "none"}
     PDL : bool
         Wait for a predecessor and let a dependent start, where launched with that attribute.
     EARLY : bool
         Let the dependent start at once, not at the end.  That hides its launch where rows are few;
         with many, its programs would take the room of those of this kernel that are yet to start.
-    UNIT_OFFSET : bool
+    UNIT_OFFSET, FIRST_OFFSET : bool
         Multiply by ``1 + gamma``.
+    FIRST : bool
+        Normalise x by its mean square before the residual is added.
     """
     if PDL:
         gdc_wait()
@@ -81,6 +89,11 @@ def row_norm(
     beta = 0.0
     if HAS_BETA:
         beta = tl.load(beta_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    if FIRST:
+        first = tl.load(first_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+        if FIRST_OFFSET:
+            first += 1.0
+        x = x * inverse_rms(tl.sum(x * x, axis=1), WIDTH, first_eps)[:, None] * first[None, :]
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         x = x.to(y_ptr.dtype.element_ty).to(tl.float32)
@@ -88,8 +101,10 @@ def row_norm(
         tl.store(sum_ptr + offsets, x.to(sum_ptr.dtype.element_ty), mask=mask)
     if NORM == "layer":
         x = tl.where(mask, x - tl.sum(x, axis=1)[:, None] / WIDTH, 0.0)
-    scale = inverse_rms(tl.sum(x * x, axis=1), WIDTH, eps)
-    y = affine(x * scale[:, None], gamma[None, :], beta, HAS_BETA)
-    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if NORM != "none":
+        scale = inverse_rms(tl.sum(x * x, axis=1), WIDTH, eps)
+        x = affine(x * scale[:, None], gamma[None, :], beta, HAS_BETA)
+    if NORM != "none" or not STORE_SUM:
+        tl.store(y_ptr + offsets, x.to(y_ptr.dtype.element_ty), mask=mask)
     if PDL and not EARLY:
         gdc_launch_dependents()
