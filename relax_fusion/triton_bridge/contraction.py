@@ -82,10 +82,9 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "beta_ptr": given_or(found.beta, given_or(found.gamma, found.x)),
         "y_ptr": y,
         "sum_ptr": given_or(found.total, y),
-        "first_ptr": given_or(found.first, found.x),
+        "first_ptr": found.first,
         "M": c.m,
         "eps": float(norm.eps),
-        "first_eps": float(norm.first.eps) if norm.first else 0.0,
     }
     constants = {
         "WIDTH": width,
@@ -98,9 +97,9 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "PDL": c.dependent,
         "EARLY": c.dependent and c.few_rows,
         "UNIT_OFFSET": norm.unit_offset,
-        "FIRST": norm.first is not None,
-        "FIRST_OFFSET": norm.first is not None and norm.first.unit_offset,
     }
+    if norm.first is not None:
+        constants |= {"FIRST_EPS": norm.first.eps, "FIRST_OFFSET": norm.first.unit_offset}
     grid = (ceil_div(c.rows, rows),)
     return Step(row_norm, grid, args, constants, c.options(num_warps=warps, num_stages=3))
 

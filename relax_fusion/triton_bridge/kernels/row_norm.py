@@ -33,7 +33,6 @@ def row_norm(
     first_ptr,
     M,
     eps,
-    first_eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -44,7 +43,7 @@ def row_norm(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
     UNIT_OFFSET: tl.constexpr = False,
-    FIRST: tl.constexpr = False,
+    FIRST_EPS: tl.constexpr = None,
     FIRST_OFFSET: tl.constexpr = False,
 ):
     """Normalise `ROWS` rows.  Grid: ``(ceil(M / ROWS),)``.
@@ -58,7 +57,7 @@ def row_norm(
         The result, and ``x + residual`` (rounded to its dtype before it is normalised, as the
         unfused graph rounds it).
     M : int32
-    eps, first_eps : float32
+    eps : float32
     BLOCK : power of two, at least WIDTH
     NORM : {"rms", "layer", "none"}
     PDL : bool
@@ -68,8 +67,8 @@ def row_norm(
         with many, its programs would take the room of those of this kernel that are yet to start.
     UNIT_OFFSET, FIRST_OFFSET : bool
         Multiply by ``1 + gamma``.
-    FIRST : bool
-        Normalise x by its mean square before the residual is added.
+    FIRST_EPS : float, optional
+        Normalise x by its mean square and this before the residual is added.
     """
     if PDL:
         gdc_wait()
@@ -89,11 +88,11 @@ def row_norm(
     beta = 0.0
     if HAS_BETA:
         beta = tl.load(beta_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    if FIRST:
+    if FIRST_EPS is not None:
         first = tl.load(first_ptr + column, mask=in_row, other=0.0).to(tl.float32)
         if FIRST_OFFSET:
             first += 1.0
-        x = x * inverse_rms(tl.sum(x * x, axis=1), WIDTH, first_eps)[:, None] * first[None, :]
+        x = x * inverse_rms(tl.sum(x * x, axis=1), WIDTH, FIRST_EPS)[:, None] * first[None, :]
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         x = x.to(y_ptr.dtype.element_ty).to(tl.float32)
