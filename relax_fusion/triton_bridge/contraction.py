@@ -86,7 +86,7 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "M": c.m,
         "eps": float(norm.eps),
     }
-    constants = {
+    constants: dict[str, Any] = {
         "WIDTH": width,
         "BLOCK": 1 << (width - 1).bit_length(),
         "ROWS": rows,
