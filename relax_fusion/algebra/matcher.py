@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from tvm import ir, relax
 
@@ -131,10 +132,9 @@ def made(
     Numbers of others are rounded once, or not at all where they are not to be folded.
     """
     if term.is_number and (folds or not term.op):
-        value = number_of(term, found)
-        whole = np.array(value).astype(numpy_dtype(found.dtype)) if is_factor(value) else None
-        usable = whole is not None and np.isfinite(whole) and (whole != 0 or value == 0)
-        return relax.const(whole, found.dtype) if usable else None
+        value = np.float64(number_of(term, found))
+        rounded = _rounded(value, found.dtype) if is_factor(value) else None
+        return None if rounded is None else relax.const(rounded, found.dtype)
     if not term.op:
         return found.names[term.name]
     args = [made(arg, found, builder, emit, folds) for arg in term.args]
@@ -178,7 +178,7 @@ def axes_of_both(outer: Any, inner: Any, rank: int) -> list[int]:
 
 
 def folded(term: Term, found: Found) -> relax.Expr | None:
-    """Compute a formula of constants in float64, and round it once; None if that is not finite.
+    """Compute a formula of constants in float64, and round it once; None if that loses digits.
 
     What is made of a matrix that is stored transposed is so, too.
     """
@@ -201,13 +201,29 @@ def folded(term: Term, found: Found) -> relax.Expr | None:
     whole = made(term, found, relax.BlockBuilder(), emit)
     worker = Interpreter()
     worker.run(bindings, values, Sizes())
-    with np.errstate(over="ignore"):
-        array = worker.value(whole, values, Sizes()).astype(numpy_dtype(found.dtype))
-    if not np.isfinite(array).all():
+    array = _rounded(worker.value(whole, values, Sizes()), found.dtype)
+    if array is None:
         return None
     if array.ndim == 2 and any(is_call(value, "relax.permute_dims") for _, value in bindings):
         return relax.op.permute_dims(relax.const(array.T.copy(), found.dtype))
     return relax.const(array, found.dtype)
+
+
+def _rounded(exact: np.ndarray, dtype: str) -> np.ndarray | None:
+    """Round numbers once; None if one becomes infinite, or a row or column too small for its dtype.
+
+    What a matrix multiplies by a small row may be large, and what multiplies a small column, too.
+    """
+    kind = numpy_dtype(dtype)
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(kind)
+    eps = 0.0 if kind.kind in "iu" else float(ml_dtypes.finfo(kind).eps)
+    error = rounded.astype("float64") - exact
+    for axis in range(-min(exact.ndim, 2), 0) or [()]:
+        lost, whole = (np.square(v).sum(axis) for v in (error, exact))
+        if not (lost <= eps**2 * whole).all():  # nor where something is infinite
+            return None
+    return rounded
 
 
 def same_result(expr: relax.Expr, root: relax.Var) -> bool:

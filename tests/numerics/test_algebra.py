@@ -75,6 +75,13 @@ def test_a1_what_overflows_is_left() -> None:
         assert bool(told) is fires
 
 
+@pytest.mark.parametrize("rule", ["(x @ A) * c", "(x * c) @ A"])
+def test_a1_weights_that_would_lose_digits_are_left(rule: str) -> None:
+    for value, dtype, fires in ((1e-5, "float16", False), (1e-5, "bfloat16", True)):
+        _, told = simplified(module_of(rule_of(rule), dtype, values={"c": value}), exact=True)
+        assert bool(told) is fires
+
+
 @rules_of("A2")
 @pytest.mark.parametrize("dtype", STEPS)
 def test_a2_powers_have_two_roundings(rule: Rule, dtype: str) -> None:
