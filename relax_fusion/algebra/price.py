@@ -26,6 +26,9 @@ _SLOTS = {"power": 60, "erf": 30, "sin": 40, "cos": 40, "abs": 1, "prod": 1}
 
 
 ELEMENTWISE = named("arithmetic", "function", "rounding", "comparison", "choice", "cast")
+CARRIED = (*ELEMENTWISE, "relax.matmul")
+"""What makes results that element-wise operators behind it take along."""
+
 _REDUCTIONS = (*named("reduction"), "relax.prod")
 
 
@@ -44,7 +47,10 @@ class Price:
         self.device, self.bounds = device, bounds
 
     def of(
-        self, bindings: Sequence[tuple[relax.Var, relax.Expr]], is_read_inside: bool
+        self,
+        bindings: Sequence[tuple[relax.Var, relax.Expr]],
+        is_read_inside: bool,
+        given: Mapping[Identity, relax.Expr],
     ) -> tuple[float, float]:
         """Return the seconds of a part of a graph, if nothing overlaps.
 
@@ -58,16 +64,21 @@ class Price:
             The part, in order; the last is its result.
         is_read_inside : bool
             Whether only element-wise operators read the result.
+        given : mapping of int to relax.Expr
+            Calls that make what the part reads, and element-wise operators alone read.
         """
-        made = {hash(var): call for var, call in bindings}
+        made = {**given, **{hash(var): call for var, call in bindings}}
         edges = [(hash(e), call) for _, call in bindings for e in operands(call)]
         stored = {key for key, call in edges if not _is_fused(made.get(key), call)}
         if bindings and not (is_read_inside and is_call(bindings[-1][1], *ELEMENTWISE)):
             stored.add(hash(bindings[-1][0]))
         names = {v for b in bindings for e in (b[0], *operands(b[1])) for v in _symbols(e)}
         least, most = Sizes(dict.fromkeys(names, 1)), Sizes({v: self._most(v) for v in names})
-        launches = self.device.launch_s * _launches(bindings, stored)
-        return tuple(launches + self._seconds(bindings, stored, s) for s in (least, most))  # type: ignore[return-value]
+        twice = {key for key in stored if key in given}  # they are written for this part
+        twice |= {hash(var) for var, _ in bindings[-1:]}
+        launches = self.device.launch_s * _launches(bindings, stored, given)
+        first, last = (self._seconds(bindings, stored, twice, s) for s in (least, most))
+        return launches + first, launches + last
 
     def _most(self, size: tirx.Var) -> int:
         return self.bounds.get(size.name, MOST)
@@ -76,6 +87,7 @@ class Price:
         self,
         bindings: Sequence[tuple[relax.Var, relax.Expr]],
         stored: Collection[Identity],
+        twice: Collection[Identity],
         sizes: Sizes,
     ) -> float:
         total = 0.0
@@ -83,9 +95,10 @@ class Price:
             if is_call(call, *VIEWS):
                 continue
             tensors = {hash(e): e for e in (var, *operands(call)) if hash(e) in stored}
-            moved = [_elements(e, sizes) * stored_bytes(dtype_of(e)) for e in tensors.values()]
-            if var is bindings[-1][0] and hash(var) in stored:
-                moved.append(moved[0])  # who reads the result
+            moved = [
+                _elements(e, sizes) * stored_bytes(dtype_of(e)) * (1 + (key in twice))
+                for key, e in tensors.items()
+            ]
             total += sum(moved) / self.device.dram_bytes_per_s + self._work(call, sizes)
         return total
 
@@ -101,10 +114,12 @@ class Price:
 
 
 def _launches(
-    bindings: Sequence[tuple[relax.Var, relax.Expr]], stored: Collection[Identity]
+    bindings: Sequence[tuple[relax.Var, relax.Expr]],
+    stored: Collection[Identity],
+    given: Collection[Identity],
 ) -> int:
     """Count kernels: matmuls and reductions, and element-wise operators that are behind none."""
-    count, behind = 0, set[Identity]()
+    count, behind = 0, set(given)
     for var, call in bindings:
         if not is_call(call, *ELEMENTWISE):
             count += not is_call(call, *VIEWS)
@@ -119,7 +134,7 @@ def _launches(
 def _is_fused(made: relax.Expr | None, reader: relax.Expr) -> bool:
     """Tell whether a call makes what another reads within one kernel."""
     if is_call(reader, *ELEMENTWISE):
-        return is_call(made, *ELEMENTWISE, "relax.matmul")
+        return is_call(made, *CARRIED)
     return is_call(reader, *_REDUCTIONS) and is_call(made, *ELEMENTWISE)
 
 

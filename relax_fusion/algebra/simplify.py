@@ -19,14 +19,14 @@ from ..errors import EquivalenceError
 from ..hardware.target import device_of, host_target
 from ..matching.bindings import Identity, items_of
 from ..matching.known_effects import memory_of
-from ..matching.pattern import BlockView, belongs_to_a_library, operator_of
+from ..matching.pattern import BlockView, belongs_to_a_library, is_call, operator_of
 from ..matching.shapes import dtype_of, shape_of
 from ..report.decision import Rewrite
 from ..transforms.modules import functions_of
 from ..tvm_ir import GenericConst
 from .formula import Term
 from .matcher import Found, constant_of, folded, found_at, made, same_result
-from .price import ELEMENTWISE, Price
+from .price import CARRIED, ELEMENTWISE, Price
 from .rules import EXACT, INEXACT, RULES, Rule
 
 MOST_SWEEPS = 8
@@ -166,7 +166,7 @@ class _Search:
                 if isinstance(block, relax.DataflowBlock):
                     view = BlockView(block, mod, self.options.bounds, memory)
                     found += self._in_block(view, read)
-            found.sort(key=lambda f: -f.saved_s)
+            found.sort(key=lambda f: -float(f"{f.saved_s:.6g}"))  # prices differ by roundings
             taken += self._apart(name, found)[:MOST_FIRINGS]
         return taken
 
@@ -196,10 +196,13 @@ class _Search:
         if whole is None or not same_result(whole, found.root):
             return 0.0
         gone = [(v, view.defs[v]) for v in _unread(view, found) if constant_of(view, v) is None]
-        readers = view.uses(found.root)
-        is_inside = not view.escapes(found.root) and bool(readers)
-        is_inside &= all(operator_of(view.defs[v]) in ELEMENTWISE for v in readers)
-        before, after = (self.price.of(part, is_inside) for part in (gone[::-1], come))
+        names = [v for v in found.names.values() if isinstance(v, relax.Var) and v in view.index]
+        given = {hash(v): view.defs[v] for v in names if _is_inside(view, v)}
+        given = {key: call for key, call in given.items() if is_call(call, *CARRIED)}
+        parts = (
+            self.price.of(part, _is_inside(view, found.root), given) for part in (gone[::-1], come)
+        )
+        before, after = parts
         saved = [b - a for b, a in zip(before, after, strict=True)]
         least = [_LEAST_PART * b for b in before]
         if any(s < -x for s, x in zip(saved, least, strict=True)):
@@ -288,6 +291,13 @@ def _is_alone(view: BlockView, expr: relax.Expr, read: Counter[Identity]) -> boo
     if isinstance(value, GenericConst):
         return read[hash(value)] <= 1
     return view.only_user(expr) is not None and _is_alone(view, value.args[0], read)
+
+
+def _is_inside(view: BlockView, var: relax.Var) -> bool:
+    """Tell whether only element-wise operators read a tensor, which then is in no memory."""
+    readers = view.uses(var)
+    is_read = not view.escapes(var) and bool(readers)
+    return is_read and all(operator_of(view.defs[v]) in ELEMENTWISE for v in readers)
 
 
 def _unread(view: BlockView, found: Found) -> list[relax.Var]:
