@@ -20,6 +20,10 @@ from ..workload.reference import numpy_dtype
 from .formula import NUMBERS, Term
 
 _COMMUTATIVE = ("add", "multiply", "maximum", "minimum")
+_ASSOCIATIVE = ("add", "multiply")
+MOST_TERMS = 5
+"""So many terms of a sum or a product are put in another order, at most."""
+
 _LAID = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 """A constant that any of these moves is a constant."""
 
@@ -43,6 +47,10 @@ class Found:
         Calls whose attributes have a name.
     inside : tuple of relax.Var
         What is bound to the parts of the formula, but for names and the whole.
+    regroups : bool
+        Whether terms of sums and products may be put in another order.
+    rest : int
+        How many terms of the whole are beside the formula; their names are ``rest0`` and so on.
     """
 
     root: relax.Var
@@ -50,6 +58,8 @@ class Found:
     names: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, relax.Call] = field(default_factory=dict)
     inside: tuple[relax.Var, ...] = ()
+    regroups: bool = False
+    rest: int = 0
 
     @property
     def dtype(self) -> str:
@@ -60,10 +70,18 @@ class Found:
         """Return the value of a constant of one element."""
         return float(self.names[name].value.numpy().reshape(-1)[0])
 
+    def whole(self, term: Term, op: str) -> Term:
+        """Return a formula with the terms that are beside it, which `op` joins."""
+        for n in range(self.rest):
+            term = Term(op, (term, Term(name=f"rest{n}")))
+        return term
 
-def found_at(view: BlockView, pattern: Term, root: relax.Var) -> Iterator[Found]:
-    """Yield the ways in which a variable is a formula."""
-    return _matched(view, pattern, root, Found(root, view))
+
+def found_at(
+    view: BlockView, pattern: Term, root: relax.Var, regroups: bool = False
+) -> Iterator[Found]:
+    """Yield the ways in which a variable is a formula, or one among terms that are regrouped."""
+    return _matched(view, pattern, root, Found(root, view, regroups=regroups))
 
 
 def _matched(view: Definitions, term: Term, expr: relax.Expr, found: Found) -> Iterator[Found]:
@@ -73,6 +91,8 @@ def _matched(view: Definitions, term: Term, expr: relax.Expr, found: Found) -> I
     call = view.call(expr, f"relax.{term.op}")
     if call is None or len(call.args) != len(term.args) or not isinstance(expr, relax.Var):
         return
+    if found.regroups and term.op in _ASSOCIATIVE:
+        yield from _regrouped(view, term, expr, found)
     if not expr.same_as(found.root):
         found = replace(found, inside=(*found.inside, expr))
     if term.name:
@@ -85,6 +105,48 @@ def _matched(view: Definitions, term: Term, expr: relax.Expr, found: Found) -> I
         orders = [*orders, list(call.args)[::-1]]
     for args in orders:
         yield from _all_matched(view, list(zip(term.args, args, strict=True)), found)
+
+
+def _regrouped(view: Definitions, term: Term, expr: relax.Expr, found: Found) -> Iterator[Found]:
+    """Yield what is found among the terms of a sum, or the factors of a product, in any order."""
+    inside: list[relax.Var] = []
+
+    def terms(value: relax.Expr) -> list[relax.Expr]:
+        call = view.call(value, f"relax.{term.op}")
+        is_part = value.same_as(expr) or found.view.only_user(value) is not None
+        if call is None or not isinstance(value, relax.Var) or not is_part:
+            return [value]
+        inside.append(value)
+        return [part for arg in call.args for part in terms(arg)]
+
+    parts, wanted = terms(expr), list(_terms(term, term.op))
+    is_root = expr.same_as(found.root)
+    if not max(3, len(wanted)) <= len(parts) <= MOST_TERMS or len(inside) < 2:
+        return
+    if is_root or len(parts) == len(wanted):
+        found = replace(found, inside=(*found.inside, *inside[is_root:]))
+        yield from _chosen(view, wanted, parts, found)
+
+
+def _terms(term: Term, op: str) -> Iterator[Term]:
+    if term.op != op:
+        yield term
+    else:
+        for arg in term.args:
+            yield from _terms(arg, op)
+
+
+def _chosen(
+    view: Definitions, wanted: list[Term], parts: list[relax.Expr], found: Found
+) -> Iterator[Found]:
+    """Yield what is found with some of several terms, and the others beside it."""
+    if not wanted:
+        rest = {f"rest{n}": part for n, part in enumerate(parts)}
+        yield replace(found, names={**found.names, **rest}, rest=len(rest)) if rest else found
+        return
+    for n, part in enumerate(parts):
+        for one in _matched(view, wanted[0], part, found):
+            yield from _chosen(view, wanted[1:], [*parts[:n], *parts[n + 1 :]], one)
 
 
 def _all_matched(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 import tvm
 from tvm import ir, relax
 from tvm.target import Target
 
-from ..canonical.rewriter import Rewriter, canonicalise
+from ..canonical.rewriter import canonicalise
 from ..equivalence.operators import Uninterpreted
-from ..equivalence.rewrites import Rewrite as Compared
 from ..errors import EquivalenceError
 from ..hardware.target import device_of, host_target
 from ..matching.bindings import Identity, items_of
@@ -24,16 +23,20 @@ from ..matching.shapes import dtype_of, shape_of
 from ..report.decision import Rewrite
 from ..transforms.modules import functions_of
 from ..tvm_ir import GenericConst
+from .firing import Firing, Rewriting, comparison
 from .formula import Term
-from .matcher import Found, constant_of, folded, found_at, made, same_result
+from .matcher import Found, constant_of, found_at, made, same_result
 from .price import CARRIED, ELEMENTWISE, Price
-from .rules import EXACT, INEXACT, RULES, Rule
+from .rules import INEXACT, RULES, Rule
 
 MOST_SWEEPS = 8
 """A module is looked through at most so many times; each time, no part of it is rewritten twice."""
 
 MOST_FIRINGS = 512
 """In a function, at most so many parts are rewritten each time: those that save the most."""
+
+MOST_WAYS = 4
+"""Of so many ways in which a formula is found at a place, the one that saves most is taken."""
 
 _LEAST_PART = 1e-9
 """What saves less than this part of what it costs is left: that may be a rounding."""
@@ -62,39 +65,6 @@ class AlgebraOptions:
     exact: bool = True
     validate: bool | Literal["strict"] = False
     rewrites: list[Rewrite] | None = None
-
-
-@dataclass(frozen=True)
-class Firing:
-    """A rule at a place.
-
-    Parameters
-    ----------
-    rule : Rule
-        Which one.
-    found : Found
-        Where.
-    saved_s : float
-        The seconds that it saves, at the largest sizes.
-    """
-
-    rule: Rule
-    found: Found
-    saved_s: float
-
-    @cached_property
-    def constants(self) -> dict[str, relax.Expr | None]:
-        """What the constant parts of the result come to, by their names in `result`."""
-        parts = list(_constant_parts(self.rule.result))
-        return {f"folded{n}": folded(p, self.found) for n, p in enumerate(parts)}
-
-    @cached_property
-    def result(self) -> Term:
-        """The formula of the result, with names for its constant parts."""
-        parts = list(_constant_parts(self.rule.result))
-        return _replaced(
-            self.rule.result, {p: Term(name=f"folded{n}") for n, p in enumerate(parts)}
-        )
 
 
 @tvm.transform.module_pass(opt_level=0, name="SimplifyAlgebra")
@@ -134,7 +104,7 @@ class SimplifyAlgebra:
             if not chosen:
                 break
             roots = {f"relax.{f.rule.pattern.op}" for f in chosen.values()}
-            rewrite = _Rewriting(chosen)
+            rewrite = Rewriting(chosen)
             mod = canonicalise(mod, dict.fromkeys(roots, rewrite.rewritten))
         return mod
 
@@ -177,10 +147,11 @@ class _Search:
                 continue
             for rule in rules:
                 if dtype_of(binding.var) in rule.dtypes:
-                    ways = found_at(view, rule.pattern, binding.var)
+                    ways = found_at(view, rule.pattern, binding.var, rule.numbers == INEXACT)
                     fits = (found for found in ways if _may(view, rule, found, read))
-                    found = next(fits, None)
-                    if found is not None and (saved := self._saved(view, rule, found)) > 0:
+                    some = [(self._saved(view, rule, f), f) for f in islice(fits, MOST_WAYS)]
+                    saved, found = max(some, key=lambda one: one[0], default=(0.0, None))
+                    if found is not None and saved > 0:
                         yield Firing(rule, found, saved)
 
     def _saved(self, view: BlockView, rule: Rule, found: Found) -> float:
@@ -192,7 +163,7 @@ class _Search:
             come.extend([] if term.is_constant else [(var, value)])
             return var
 
-        whole = made(rule.result, found, builder, emit)
+        whole = made(found.whole(rule.result, rule.pattern.op), found, builder, emit)
         if whole is None or not same_result(whole, found.root):
             return 0.0
         gone = [(v, view.defs[v]) for v in _unread(view, found) if constant_of(view, v) is None]
@@ -247,20 +218,6 @@ class _Search:
         return None if told.startswith("wrong") else told
 
 
-def _constant_parts(term: Term) -> Iterator[Term]:
-    """Yield the largest parts of a formula that are computed when compiling, numbers left out."""
-    if term.op and term.is_constant and not term.is_number:
-        yield term
-    else:
-        for arg in term.args:
-            yield from _constant_parts(arg)
-
-
-def _replaced(term: Term, parts: Mapping[Term, Term]) -> Term:
-    known = parts.get(term)
-    return known or replace(term, args=tuple(_replaced(arg, parts) for arg in term.args))
-
-
 def _constants_read(func: relax.Function) -> Iterator[Identity]:
     """Yield the constants of a function, as often as bindings read them."""
     for block in func.body.blocks:
@@ -307,44 +264,3 @@ def _unread(view: BlockView, found: Found) -> list[relax.Var]:
         if not view.escapes(var) and all(u in gone for u in view.uses(var)):
             gone.append(var)
     return list(dict.fromkeys(gone))
-
-
-@dataclass
-class _Rewriting:
-    """Applies firings, each once."""
-
-    chosen: dict[Identity, Firing]
-
-    def rewritten(self, rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-        """Return what a rule makes in the place of the value at hand."""
-        firing = self.chosen.pop(hash(rewriter.var), None)
-        if firing is None:
-            return None
-        names = {n: rewriter.names.get(e, e) for n, e in firing.found.names.items()}
-        for name, value in firing.constants.items():
-            names[name] = value if isinstance(value, GenericConst) else rewriter.emit(value)
-        whole = firing.result
-
-        def emit(part: Term, value: relax.Expr) -> relax.Expr:
-            return value if part is whole else rewriter.emit(value)
-
-        return made(whole, replace(firing.found, names=names), rewriter.builder, emit)
-
-
-def comparison(rule: Rule, found: Found, result: Term | None = None) -> Compared:
-    """Return a formula and what takes its place as what can be compared, of fresh inputs."""
-    builder, sides = relax.BlockBuilder(), []
-    names = {n: e if Term(name=n).is_number else relax.Var(n, e.ty) for n, e in found.names.items()}
-    fresh = replace(found, names=names)
-    for term in (rule.pattern, rule.result if result is None else result):
-        bindings: list[tuple[relax.Var, relax.Expr]] = []
-
-        def emit(_: Term, value: relax.Expr, to: list = bindings) -> relax.Expr:  # type: ignore[type-arg]
-            to.append((relax.DataflowVar("made", value.ty), value))
-            return to[-1][0]
-
-        whole = made(term, fresh, builder, emit, folds=False)
-        sides.append((bindings, whole))
-    leaves = [e for e in names.values() if isinstance(e, relax.Var)]
-    (before, old), (after, new) = sides
-    return Compared(leaves, before, after, (old, new), rule.numbers == EXACT)

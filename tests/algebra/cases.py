@@ -27,6 +27,7 @@ SHAPES: dict[str, Shapes] = {
     "x @ z + y @ z": {"y": (5, 64), "z": (64, 96)},
     "x / sqrt(y)": {"y": (5, 1)},
     "x / y": {"y": (5, 1)},
+    "(x * y) * (y * z)": {"y": (5, 1)},
     "take[r](A, x) * c": {"x": (5,)},
     "(x * y) @ z": {"y": (5, 1), "z": (64, 96)},
     "mean[r](x @ y)": {"y": (64, 96)},
@@ -175,6 +176,7 @@ AWAY: dict[str, tuple[str, Shapes]] = {
     "1 / exp(x)": ("2 / exp(x)", {}),
     "exp(x) / exp(y)": ("exp(x) / square(y)", {}),
     "log(exp(x))": ("log(exp(x) + y)", {}),
+    "x * x": ("x * y", {}),
     "sqrt(x) * sqrt(x)": ("sqrt(x) * x", {}),
     "sqrt(x) * sqrt(y)": ("sqrt(x) * y", {}),
 }

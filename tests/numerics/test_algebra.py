@@ -9,8 +9,8 @@ import pytest
 from tvm import relax
 
 from relax_fusion.algebra import RULES, Rule
+from relax_fusion.algebra.firing import comparison
 from relax_fusion.algebra.matcher import found_at
-from relax_fusion.algebra.simplify import comparison
 from relax_fusion.equivalence.interpreter import Interpreter
 from relax_fusion.equivalence.sizes import Sizes
 from relax_fusion.matching.pattern import BlockView
