@@ -20,6 +20,7 @@ from ..workload import (
     Step,
     WeightLayout,
     operand_name,
+    per_rows,
 )
 from .activations import ACCUMULATE, activate
 from .packed import unpacked
@@ -204,5 +205,7 @@ def _after(value: Element, step: Step, operand: te.Tensor | None, *at: tirx.Expr
         return before * tirx.const(step, ACCUMULATE)
     if operand is None:
         return activate(step, before)
-    term = operand(*at[len(at) - len(operand.shape) :]).astype(ACCUMULATE)
-    return before * term if step == "scale" else before + term
+    kind, rows = per_rows(step)
+    place = (at[0] // rows, *at[1:]) if rows else at[len(at) - len(operand.shape) :]
+    term = operand(*place).astype(ACCUMULATE)
+    return before * term if kind == "scale" else before + term

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from ..errors import Decline
-from ..workload import ACTIVATIONS, Projection, Step
+from ..workload import ACTIVATIONS, Projection, Step, per_rows
 from ..workload.dtypes import accumulator, step_dtype
 from .activations import activation
 from .bindings import Identity
 from .constants import binary, scaled
 from .linear import Linear
 from .movements import keeps_features
-from .pattern import BlockView, KernelArg, is_call
+from .pattern import BlockView, KernelArg, Shape, is_call
 from .roundings import narrows
-from .shapes import as_dim, dtype_of, is_one, same_shape, shape_of
+from .shapes import as_dim, dtype_of, is_one, product, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1
 """A kernel takes along so many activations.  Each repeats up to four times what is in front of it:
@@ -107,7 +107,7 @@ def few_activations(steps: Sequence[Step]) -> bool:
 
 def named(steps: Sequence[Step]) -> list[str]:
     """Return what reports call the steps."""
-    return ["scale" if isinstance(step, float) else step for step in steps]
+    return ["scale" if isinstance(step, float) else per_rows(step)[0] for step in steps]
 
 
 def _extend(
@@ -202,10 +202,31 @@ def _combined(
     ones = all(map(is_one, other_shape[:-1]))
     if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
         return _longer(chain, user, "residual", KernelArg(other)) if operator == "add" else None
-    if not (other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones):
+    if not (other_shape and same_shape(other_shape[-1:], shape[-1:])):
         return None
     step = "bias" if operator == "add" else "scale"
-    return _longer(chain, user, step, KernelArg(other, (chain.linear.n,)))
+    if ones:
+        return _longer(chain, user, step, KernelArg(other, (chain.linear.n,)))
+    groups, rows = _groups(other_shape, shape)
+    if not groups:
+        return None
+    return _longer(chain, user, f"{step}:{rows}", KernelArg(other, (groups, chain.linear.n)))
+
+
+def _groups(other: Shape, shape: Shape) -> tuple[int, int]:
+    """Return how many rows a tensor ``[b, 1, n]`` has, each for how many of ``[b, s, n]``.
+
+    0 where it is no such tensor, or a number is not known.
+    """
+    if len(other) != len(shape):
+        return 0, 0
+    lead = next(
+        (i for i, size in enumerate(other[:-1]) if is_one(size) and not is_one(shape[i])), 0
+    )
+    if not (same_shape(other[:lead], shape[:lead]) and all(map(is_one, other[lead:-1]))):
+        return 0, 0
+    groups, rows = product(shape[:lead]), product(shape[lead:-1])
+    return (groups, rows) if isinstance(groups, int) and isinstance(rows, int) else (0, 0)
 
 
 def _activation_after(view: BlockView, chain: FusedProjection) -> FusedProjection | None:

@@ -23,6 +23,7 @@ from ..workload import (
     Step,
     Workload,
     operand_names,
+    per_rows,
 )
 from .kernels.products import Form, Tensors
 
@@ -202,7 +203,9 @@ def _spelled(steps: Sequence[Step]) -> Iterator[str]:
         elif step in ACTIVATIONS:
             yield step
         else:
-            yield f"{_KINDS[step]}:{count}:{'whole' if step == 'residual' else 'row'}"
+            kind, rows = per_rows(step)
+            along = f"each:{rows}" if rows else "whole" if step == "residual" else "row"
+            yield f"{_KINDS[kind]}:{count}:{along}"
             count += 1
 
 

@@ -14,7 +14,7 @@ from .base import Atom
 from .chain import Chain
 from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
-from .epilogues import EPILOGUE_STEPS, Norm, PostNorm, Step, operand_name, operand_names
+from .epilogues import EPILOGUE_STEPS, Norm, PostNorm, Step, operand_name, operand_names, per_rows
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
@@ -65,4 +65,5 @@ __all__ = [
     "narrow_matmuls",
     "operand_name",
     "operand_names",
+    "per_rows",
 ]

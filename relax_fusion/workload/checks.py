@@ -11,9 +11,9 @@ from ..errors import GraphError
 from ..validation import MAX_INT32, shown
 from .attention import Attention, Heads, Lengths
 from .chain import Chain
-from .dims import DynamicDim
+from .dims import Dim, DynamicDim
 from .dtypes import DTYPE_BYTES
-from .epilogues import EPILOGUE_STEPS
+from .epilogues import EPILOGUE_STEPS, per_rows
 from .gated_ffn import GatedFFN
 from .norm_matmul import Adapter, NormMatmul, Projection, Rope
 from .operators import ACTIVATIONS
@@ -85,7 +85,7 @@ def _wrong_steps(work: Any) -> Iterator[str]:
         yield f"activation is {shown(work.activation)}, must be of {', '.join(ACTIVATIONS)}"
     if isinstance(work, NormMatmul):
         for projection in work.outputs:
-            yield from _wrong_projection(projection)
+            yield from _wrong_projection(projection, work.rows)
 
 
 def _wrong_heads(work: Attention) -> Iterator[str]:
@@ -111,13 +111,13 @@ def _wrong_lengths(lengths: Lengths) -> Iterator[str]:
         yield f"{lengths.more} is added to lengths, must be within 32 bits"
 
 
-def _wrong_projection(projection: Projection) -> Iterator[str]:
+def _wrong_projection(projection: Projection, rows: Dim) -> Iterator[str]:
     n, rope = projection.n, projection.rope
     if not isinstance(n, DynamicDim) and (not isinstance(n, int) or n < 1):
         yield f"n of a projection is {shown(n)}, must be a DynamicDim or an integer from 1 on"
     if projection.layout not in ("nk", "kn"):
         yield f"layout is {shown(projection.layout)}, must be 'nk' or 'kn'"
-    yield from _unknown(projection.epilogue)
+    yield from _unknown(projection.epilogue, rows)
     if projection.adapter is not None:
         yield from _wrong_adapter(projection.adapter, projection)
     if rope is None:
@@ -160,7 +160,12 @@ def _wrong_rope(rope: Rope, n: int) -> Iterator[str]:
         yield f"{sizes} are rotated, must be whole heads of {rope.head_dim}"
 
 
-def _unknown(steps: Any) -> Iterator[str]:
+def _unknown(steps: Any, rows: Dim) -> Iterator[str]:
     for step in steps:
+        kind, each = per_rows(step) if isinstance(step, str) else ("", 0)
+        if kind in ("bias", "scale") and each:
+            if not isinstance(rows, int) or rows % each:
+                yield f"a step is {shown(step)}, must have a number of rows that it divides"
+            continue
         if step not in EPILOGUE_STEPS and not (isinstance(step, float) and isfinite(step)):
             yield f"a step is {shown(step)}, must be a number or of {', '.join(EPILOGUE_STEPS)}"

@@ -8,17 +8,24 @@ from typing import Literal, TypeAlias
 
 from .builder import GraphBuilder, Handle
 from .operators import ACTIVATIONS
-from .values import Axis, Const, Expr, Size, apply
+from .values import At, Axis, Const, Expr, Size, apply
 
 EPILOGUE_STEPS = ("bias", "residual", "scale", *ACTIVATIONS)
 
 Step: TypeAlias = str | float
-"""A step after a matmul: one of `EPILOGUE_STEPS`, or a number that multiplies."""
+"""A step after a matmul: one of `EPILOGUE_STEPS`, a number that multiplies, or "bias:24" or
+"scale:24" of a tensor with a row for each 24 rows in turn."""
+
+
+def per_rows(step: str) -> tuple[str, int]:
+    """Return a step's name, and for how many rows each row of its operand is; 0 if it has none."""
+    name, _, rows = step.partition(":")
+    return name, int(rows) if rows.isdecimal() else 0
 
 
 def operand_name(step: str, index: int, position: int) -> str:
     """Return how a graph calls the operand of the step at a position of a projection's steps."""
-    return f"{step}{index}_{position}"
+    return f"{per_rows(step)[0]}{index}_{position}"
 
 
 def operand_names(steps: Sequence[Step], index: int) -> list[str]:
@@ -42,10 +49,15 @@ def epilogue(
         elif step in ACTIVATIONS:
             value = apply(step, value)
         else:
-            along = axes if step == "residual" else axes[-1:]
-            name = operand_name(step, index, position)
-            operand = g.input(name, [a.size for a in along], dtype)[along]
-            value = value * operand if step == "scale" else value + operand
+            kind, rows = per_rows(step)
+            (first, *_), name = axes, operand_name(step, index, position)
+            if rows and isinstance(first.size, int):
+                made = g.input(name, (first.size // rows, axes[1].size), dtype)
+                operand = made[At(((first.name, 1),), div=rows), axes[1]]
+            else:
+                along = axes if step == "residual" else axes[-1:]
+                operand = g.input(name, [a.size for a in along], dtype)[along]
+            value = value * operand if kind == "scale" else value + operand
     return value
 
 

@@ -145,6 +145,10 @@ def turned(rope: Rope) -> NormMatmul:
             replace(MATMUL, outputs=(Projection(8, "nk", ("tan",)),)),
             "step is 'tan', must be a number or",
         ),
+        (
+            replace(MATMUL, rows=12, outputs=(Projection(8, "nk", ("scale:5",)),)),
+            "a step is 'scale:5', must have a number of rows that it divides",
+        ),
         (replace(MATMUL, dtype="float99"), "dtype is 'float99', must be of float64, float32"),
         (replace(MATMUL, outputs=(Projection(9, "nk", (), Rope(4, 8, "float32")),)), "whole heads"),
         *((turned(rope), sentence) for rope, sentence in ROPES),

@@ -257,6 +257,11 @@ def test_which_rotations_are_refused(work: NormMatmul, sentence: str) -> None:
             "results are int32, of which family 'cuda' stores sums without steps",
         ),
         (
+            replace(INTEGERS, outputs=(Projection(64, "nk", ("scale:1",)),), out_dtype="float32"),
+            "h200",
+            "an epilogue has a row for several rows, family 'cuda' has one for all",
+        ),
+        (
             replace(INTEGERS, outputs=(Projection(64, "nk", ("residual",)),), out_dtype="float16"),
             "h200",
             "a residual is float32, results are float16; must be of one dtype",

@@ -161,9 +161,13 @@ def _epilogues() -> list[Case]:
         ("silu", "residual"),
         ("bias", "scale", 0.5, "residual", "residual"),
     ]
+    groups = ("bias", "scale:4", "bias:6", "residual")
     return [
-        Case("_".join(map(str, s)), replace(BASE, outputs=(plain(48, *s),), norm=None))
-        for s in steps
+        *(
+            Case("_".join(map(str, s)), replace(BASE, outputs=(plain(48, *s),), norm=None))
+            for s in steps
+        ),
+        Case("rows_in_groups", replace(BASE, rows=12, outputs=(plain(48, *groups),), norm=None)),
     ]
 
 
@@ -277,6 +281,7 @@ def tensor_core_cases() -> list[Case]:
         "bfloat16": replace(HALF, dtype="bfloat16", out_dtype="bfloat16"),
         "float32_out": replace(HALF, out_dtype="float32", outputs=(plain(80, *steps),)),
         "steps": replace(HALF, outputs=(plain(80, *steps, "gelu"),)),
+        "steps_of_groups": replace(HALF, outputs=(plain(80, "scale:11", "bias:7", *steps),)),
         "steps_kn": replace(HALF, outputs=(plain(80, *steps, layout="kn"),)),
         "k_68": replace(HALF, k=68, outputs=(plain(66, *steps),)),
         "k_70": replace(HALF, k=70, outputs=(plain(41, "bias"),)),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..math import after_step, glu
-from .products import along_of, count_of, kind_of, number_of, operand_of
+from .products import along_of, count_of, kind_of, number_of, operand_of, rows_of
 
 MOST_PAIRS = tl.constexpr(8192)
 """Pairs of features that a program turns at once: with more, their angles spill registers."""
@@ -188,6 +188,10 @@ def store_output(p, acc, acc_up, m_index, n_index, tile_n, M, F: tl.constexpr):
         if along_of(F.steps, i) == "whole":
             whole = tl.load(p.operands[operand_of(F.steps, i)] + offsets, mask=mask, other=0.0)
             operand = whole.to(tl.float32)
+        elif along_of(F.steps, i) == "each":
+            each, _ = tile_offsets(m_index // rows_of(F.steps, i), n_index, M, F.n)
+            each_row = tl.load(p.operands[operand_of(F.steps, i)] + each, mask=mask, other=0.0)
+            operand = each_row.to(tl.float32)
         elif along_of(F.steps, i) == "row":
             operand = load_row(p.operands[operand_of(F.steps, i)], n_index, F.n)[None, :]
         acc = after_step(acc, operand, kind_of(F.steps, i), number_of(F.steps, i))

@@ -122,9 +122,19 @@ def operand_of(steps, index):
 
 @triton.constexpr_function
 def along_of(steps, index):
-    """Return whether a step's operand is a ``"row"`` or a ``"whole"`` tensor; "" without one."""
+    """Return whether a step's operand is a ``"row"`` or a ``"whole"`` tensor; "" without one.
+
+    ``"each"``: it has a row for every `rows_of` rows.
+    """
     rest = steps.split()[index].split(":")
     return rest[2] if len(rest) > 2 else ""
+
+
+@triton.constexpr_function
+def rows_of(steps, index):
+    """Return for how many rows each row of a step's operand is, 1 where it has no such rows."""
+    rest = steps.split()[index].split(":")
+    return int(rest[3]) if len(rest) > 3 else 1
 
 
 @triton.constexpr_function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....hardware.instructions import PIECE_BYTES, WARP_GROUP_MMA
-from ....workload import DTYPE_BYTES, INTEGER_DTYPES, GatedFFN, Projection, Rope
+from ....workload import DTYPE_BYTES, INTEGER_DTYPES, GatedFFN, Projection, Rope, per_rows
 from ....workload.dtypes import step_dtype
 from ...prediction import HALF_DTYPES
 from ..matmuls import MatmulProblem, MatmulWork
@@ -95,6 +95,8 @@ def _of_epilogue(projection: Projection, work: MatmulWork) -> str | None:
         return f"an adapter has rank {projection.adapter.rank}, lines are copied by 8 elements"
     if projection.adapter is not None and work.dtype not in HALF_DTYPES:
         return f"adapters are {work.dtype}, family {FAMILY!r} takes {' and '.join(HALF_DTYPES)}"
+    if any(isinstance(step, str) and per_rows(step)[1] for step in projection.epilogue):
+        return f"an epilogue has a row for several rows, family {FAMILY!r} has one for all"
     if steps.count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
     if "residual" in steps and own != work.out_dtype:
