@@ -162,7 +162,7 @@ class _Block:
         """Return the items of a split, and where each begins and ends; none if all is not known."""
         readers, sections = self.readers.get(hash(split.var), []), split.value.attrs
         given = sections.indices_or_sections
-        if not isinstance(size, tirx.IntImm) or len(readers) > MOST_PARTS:
+        if not isinstance(size, tirx.IntImm) or len(readers) > MOST_PARTS or not int(size):
             return ()
         if hasattr(given, "__len__"):
             ends = [0, *map(int, given), int(size)]
@@ -171,7 +171,9 @@ class _Block:
         items = [b for b in readers if isinstance(b.value, relax.TupleGetItem)]
         if len(items) != len(readers) or not isinstance(split.var, relax.DataflowVar):
             return ()
-        places = ((b.var, int(b.value.index)) for b in items)
+        places = [(b.var, int(b.value.index)) for b in items]
+        if any(i + 1 >= len(ends) for _, i in places):  # more parts than features: some are empty
+            return ()
         return tuple((var, ends[i], ends[i + 1]) for var, i in places)
 
     def _inner(self, expr: relax.Expr) -> relax.Expr | None:

@@ -6,6 +6,7 @@ import numpy as np
 from tvm import ir, relax
 from tvm.ir.transform import Pass
 
+from relax_fusion.algebra import AlgebraOptions, SimplifyAlgebra
 from relax_fusion.canonical import (
     FuseNormRotation,
     MendImports,
@@ -32,6 +33,7 @@ STAGE: tuple[Pass, ...] = (
         MoveSlices(),
         SplitProjections(),
         MoveNorms(),
+        SimplifyAlgebra(AlgebraOptions(validate="strict")),
         FuseNormRotation(),
     ),
 )
@@ -86,7 +88,7 @@ def check(function: Function, seed: int) -> str:
 
 def _special(array: np.ndarray, seed: int) -> np.ndarray:
     """Put what is no number, and zeros, among numbers."""
-    if array.dtype.kind != "f":
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array
     rng = np.random.default_rng(seed)
     kinds = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], array.shape)

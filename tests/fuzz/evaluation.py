@@ -97,7 +97,7 @@ def _argument(rng: np.random.Generator, ty: ir.Type, sizes: Sizes, blind: bool, 
     if "int" in dtype:
         return rng.integers(0, 4, shape).astype(dtype)
     scale = 1 / np.sqrt(max(shape)) if len(shape) == 2 and shape[0] and shape[1] else 1.0
-    scale *= LARGE[dtype] if large and len(shape) == 4 else 1.0
+    scale *= LARGE.get(dtype, 300.0) if large and len(shape) == 4 else 1.0
     return stored(rng.standard_normal(shape) * scale, dtype, rounds=True)
 
 

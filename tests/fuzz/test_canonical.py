@@ -16,3 +16,8 @@ from .movements import draw
 def test_random_functions(first: int) -> None:
     found = Counter(check(draw(seed), seed) for seed in range(first, first + 15))
     assert found["compared"] >= 3
+
+
+@pytest.mark.parametrize("seed", [56, 1350])
+def test_splits_of_nothing_and_into_more_than_there_is(seed: int) -> None:
+    assert check(draw(seed), seed) != "not typed"
