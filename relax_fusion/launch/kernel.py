@@ -79,8 +79,9 @@ class LaunchOptions:
         The kernel may begin while the one before it in the stream ends (programmatic dependent
         launch).  Each of its programs must execute ``griddepcontrol.wait`` (in Triton,
         ``tl.extra.cuda.gdc_wait``): before it touches what an earlier kernel wrote or still reads,
-        before it lets its own successor begin, and in any case before it ends, as that successor
-        takes it for a sign that all before it have ended.  Needs sm_90.
+        and in any case before it ends, as its successor takes it for a sign that all before it have
+        ended.  It may let that begin in front of its wait where the kernel before it has waited and
+        neither writes what the successor reads in front of its own.  Needs sm_90.
 
     Raises
     ------

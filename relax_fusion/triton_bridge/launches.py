@@ -127,8 +127,9 @@ class Contraction:
     def early(self, products: Sequence[Product], x: Any) -> bool:
         """Whether the weights of `products` may be read while the kernel in front still runs.
 
-        That is one of ours, or whatever the function or its caller launched before.  Ours let the
-        next one begin only when all before them have ended, so no other can be meant.
+        That is one of ours, or whatever the function or its caller launched before.  Where ours let
+        the next one begin before they have waited, the one in front of them is of this function,
+        too, and has waited for the caller's.
         """
         if not self.dependent or (self.fixed.leads and not isinstance(x, Workspace | Out)):
             return False

@@ -6,9 +6,11 @@ front is still at work.  Then ``griddepcontrol.wait`` waits for all that this ha
 Guide, "Programmatic Dependent Launch and Synchronization").  CUDA graphs hold such launches from
 CUDA 12.3 on.
 
-Every kernel that is launched so waits, and lets its successor begin only then or later.  So one
-that has ended, or let its successor begin, knows that all before it have ended; and what is read in
-front of a wait must have been there before the kernel in front began.
+Every kernel that is launched so waits before it ends, so one that has ended knows that all before
+it have.  Most let their successor begin behind their wait.  Short ones let it begin at once, where
+their function has launched another one before, which waited.  So the kernels of a caller have ended
+when a function's second kernel begins, and what no kernel of the function writes may be read in
+front of a wait.
 
 A launch parameter of TVM makes all kernels of a function such.
 """
@@ -50,12 +52,14 @@ def hand_over() -> None:
         T.evaluate(call)
 
 
-def announcing(stmt: tirx.Stmt) -> tirx.Stmt:
-    """Let the next kernel begin as soon as all blocks of this one have.
+def announcing(stmt: tirx.Stmt, *, at_once: bool = False) -> tirx.Stmt:
+    """Let the next kernel begin as soon as all blocks of this one have begun.
 
-    rewrite: ``for i: bind block: S`` -> ``for i: bind block: wait; launch dependents; S``
+    rewrite: ``for i: bind block: S`` -> ``for i: bind block: wait; launch dependents; S``, or with
+    `at_once` ``for i: bind block: launch dependents; wait; S``
     """
-    return _preceded(stmt, [_wait(), _announce()], [k for k in kernels(stmt) if not _waits(k)])
+    calls = [_announce(), _wait()] if at_once else [_wait(), _announce()]
+    return _preceded(stmt, calls, [k for k in kernels(stmt) if not _waits(k)])
 
 
 def waiting_first(func: tirx.PrimFunc) -> tirx.PrimFunc:

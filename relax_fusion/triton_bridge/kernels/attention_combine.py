@@ -51,7 +51,8 @@ def attention_combine(
     inside = (splits < SPLITS)[:, None] & (columns < C.v_dim)[None, :]
     out_row = address(out, pair // KV_HEADS, query, head)
     if C.pdl:
-        # At once: behind attention, which is short, a projection has time to ask for its weights
+        # At once, so that a projection has time to ask for its weights: what is in front of this
+        # kernel has waited, and so nothing but that is at work yet
         gdc_launch_dependents()
         gdc_wait()
     lse = tl.load(lse_ptr + part_rows, mask=splits < SPLITS, other=float("-inf"))
