@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,9 @@ from ..workload.reference import numpy_dtype
 from .formula import NUMBERS, Term
 
 _COMMUTATIVE = ("add", "multiply", "maximum", "minimum")
+_DIGITS = 1e-7
+"""A factor that is rounded by more, as to float16, would be another one for all elements."""
+
 _ASSOCIATIVE = ("add", "multiply")
 MOST_TERMS = 5
 """So many terms of a sum or a product are put in another order, at most."""
@@ -189,14 +193,16 @@ def constant_of(view: Definitions, expr: relax.Expr) -> relax.Expr | None:
 def made(
     term: Term, found: Found, builder: relax.BlockBuilder, emit: Emit, folds: bool = True
 ) -> relax.Expr | None:
-    """Make what a formula is of the names that were found; None if a number is none of floats.
+    """Make what a formula is of the names that were found; None if a number is none of its dtype.
 
     Numbers of others are rounded once, or not at all where they are not to be folded.
     """
     if term.is_number and (folds or not term.op):
         value = np.float64(number_of(term, found))
         rounded = _rounded(value, found.dtype) if is_factor(value) else None
-        return None if rounded is None else relax.const(rounded, found.dtype)
+        if rounded is None or not math.isclose(float(rounded), value, rel_tol=_DIGITS):
+            return None
+        return relax.const(rounded, found.dtype)
     if not term.op:
         return found.names[term.name]
     args = [made(arg, found, builder, emit, folds) for arg in term.args]

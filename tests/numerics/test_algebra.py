@@ -82,6 +82,13 @@ def test_a1_weights_that_would_lose_digits_are_left(rule: str) -> None:
         assert bool(told) is fires
 
 
+def test_a1_a_number_that_float16_does_not_have_is_left() -> None:
+    rule = rule_of("(x * c) / d")  # a scale and a soft-cap
+    for dtype, cap, fires in (("float32", 50.0, 1), ("float16", 50.0, 0), ("float16", 32.0, 1)):
+        mod = module_of(rule, dtype, values={"c": 0.0625, "d": cap})
+        assert (str(rule) in [t.rule for t in simplified(mod, exact=True)[1]]) == fires
+
+
 @rules_of("A2")
 @pytest.mark.parametrize("dtype", STEPS)
 def test_a2_powers_have_two_roundings(rule: Rule, dtype: str) -> None:
