@@ -72,6 +72,10 @@ def _is_positive(found: Found) -> bool:
     return 0 < found.number("c") < math.inf
 
 
+def _is_negative(found: Found) -> bool:
+    return -math.inf < found.number("c") < 0
+
+
 def _is_no_less_than_one(found: Found) -> bool:
     """Tell whether a sum is no larger in front of a factor than behind it, or may be."""
     return found.dtype != "float16" or 1 <= abs(found.number("c")) < math.inf
@@ -193,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     Rule("x * 1", "x", "exact"),
     Rule("x / 1", "x", "exact"),
     Rule("x - 0", "x", "exact"),
+    Rule("x + 0", "x", "exact"),
     Rule("x - (-y)", "x + y", "exact"),
     Rule("x + (-y)", "x - y", "exact"),
     Rule("(-x) * c", "x * (-c)", "exact"),
@@ -202,6 +207,11 @@ RULES: tuple[Rule, ...] = (
     Rule("square(-x)", "square(x)", "exact"),
     Rule("square(abs(x))", "square(x)", "exact"),
     Rule("nn.relu(nn.relu(x))", "nn.relu(x)", "exact"),
+    Rule("nn.relu(abs(x))", "abs(x)", "exact"),
+    Rule("abs(square(x))", "square(x)", "exact"),
+    Rule("abs(exp(x))", "exp(x)", "exact"),
+    Rule("maximum(maximum(x, c), d)", "maximum(x, maximum(c, d))", "exact"),
+    Rule("minimum(minimum(x, c), d)", "minimum(x, minimum(c, d))", "exact"),
     Rule("maximum(x, x)", "x", "exact"),
     Rule("minimum(x, x)", "x", "exact"),
     Rule("astype[r](astype[q](x))", "x", "exact", _is_back, is_mixed=True),
@@ -262,6 +272,9 @@ RULES: tuple[Rule, ...] = (
     Rule("max[r](x - c)", "max[r](x) - c", "exact"),
     Rule("max[r](x * c)", "max[r](x) * c", "exact", _is_positive),
     Rule("min[r](x * c)", "min[r](x) * c", "exact", _is_positive),
+    Rule("max[r](x * c)", "min[r](x) * c", "exact", _is_negative),
+    Rule("min[r](x * c)", "max[r](x) * c", "exact", _is_negative),
+    Rule("max[r](nn.relu(x))", "nn.relu(max[r](x))", "exact"),
     Rule("max[r](-x)", "-min[r](x)", "exact"),
     Rule("min[r](-x)", "-max[r](x)", "exact"),
     Rule("max[r](max[q](x))", "max[r + q](x)", "exact", _keeps_alike),
@@ -270,6 +283,7 @@ RULES: tuple[Rule, ...] = (
     Rule("sum[r](x * c)", "sum[r](x) * c", "A4", _is_no_less_than_one),
     Rule("sum[r](x / c)", "sum[r](x) / c", "A4", _has_range),
     Rule("mean[r](x * c)", "mean[r](x) * c", "A4"),
+    Rule("mean[r](x / c)", "mean[r](x) / c", "A4"),
     Rule("sum[r](sum[q](x))", "sum[r + q](x)", "A4", _keeps_alike),
     Rule("mean[r](mean[q](x))", "mean[r + q](x)", "A4", _keeps_alike),
     Rule("sum[r](left_shift(x, c))", "left_shift(sum[r](x), c)", "exact", dtypes=_INTEGERS),
@@ -284,6 +298,7 @@ RULES: tuple[Rule, ...] = (
     Rule("exp(x) * exp(y)", "exp(x + y)", "inexact"),
     Rule("exp(x) / exp(y)", "exp(x - y)", "inexact"),
     Rule("log(exp(x))", "x", "inexact"),
+    Rule("square(sqrt(x))", "x", "inexact"),
     Rule("sqrt(x) * sqrt(x)", "x", "inexact"),
     Rule("sqrt(x) * sqrt(y)", "sqrt(x * y)", "inexact"),
     Rule("max[r](exp(x))", "exp(max[r](x))", "inexact"),

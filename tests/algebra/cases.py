@@ -48,6 +48,9 @@ SHAPES: dict[str, Shapes] = {
 
 VALUES = {"c": 4.0, "d": 3.0}
 AXES: dict[str, list[int]] = {"r": [-1], "q": [0]}
+NEGATIVE = ("max[r](x * c) -> min[r](x) * c", "min[r](x * c) -> max[r](x) * c")
+"""Rules whose number is below 0."""
+
 DTYPES = {"take[r](A, x) * c": "int64", "astype[r](astype[q](x)) -> astype[r](x)": "float16"}
 """Of x, by the formula or the rule."""
 
@@ -70,7 +73,8 @@ def leaves_of(
     for name in names_of(rule):
         shape = shapes.get(name, MATRICES.get(name, (5, 64)))
         if name in NUMBERS:
-            value = values.get(name, VALUES[name] + (rule.numbers == "inexact"))
+            value = -VALUES[name] if str(rule) in NEGATIVE else VALUES[name]
+            value = values.get(name, value + (rule.numbers == "inexact"))
             found[name] = relax.const(np.array(value), dtype)
         elif name.isupper():
             found[name] = relax.const(rng.standard_normal(shape), dtype)
@@ -150,6 +154,11 @@ AWAY: dict[str, tuple[str, Shapes]] = {
     "x * 1": ("x * 2", {}),
     "x / 1": ("x / 3", {}),
     "x - 0": ("x - 1", {}),
+    "x + 0": ("x + 1", {}),
+    "nn.relu(abs(x))": ("nn.relu(sin(x))", {}),
+    "abs(square(x))": ("abs(sin(x))", {}),
+    "abs(exp(x))": ("abs(log(x))", {}),
+    "square(sqrt(x))": ("square(sin(x))", {}),
     "maximum(x, x)": ("maximum(x, y)", {}),
     "minimum(x, x)": ("minimum(x, y)", {}),
     "x / c": ("c / x", {}),

@@ -16,7 +16,7 @@ from relax_fusion.algebra.matcher import found_at
 from relax_fusion.matching.pattern import BlockView
 
 from ..canonical.common import assert_same_numbers, operators
-from .cases import AWAY, SHAPES, VALUES, axes_of, module_of, names_of, simplified
+from .cases import AWAY, NEGATIVE, SHAPES, VALUES, axes_of, module_of, names_of, simplified
 
 EVERY = pytest.mark.parametrize("rule", RULES, ids=str)
 
@@ -164,7 +164,8 @@ def test_it_is_proved(rule: Rule) -> None:
     names: dict[str, Any] = {}
     for name in names_of(rule):
         if name in VALUES:
-            names[name] = sympy.Symbol(name, positive=True)
+            sign = {"negative" if str(rule) in NEGATIVE else "positive": True}
+            names[name] = sympy.Symbol(name, **sign)
             continue
         shape = SMALL.get(name, (2,) if name == "z" and "y + z" in rule.before else (2, 2))
         shape = (2, 1) if name == "y" and rule.before in ROWS else shape
@@ -178,7 +179,8 @@ def test_it_is_proved(rule: Rule) -> None:
     assert before.shape == after.shape
     for old, new in zip(before.ravel(), after.ravel(), strict=True):
         if old != new and old.has(sympy.Max, sympy.Min):
-            values = {s: sympy.Rational(i * i + 3, 7 - i) for i, s in enumerate(old.free_symbols)}
+            values = {s: sympy.Rational(i * i + 3, 17 - i) for i, s in enumerate(old.free_symbols)}
+            values = {s: -v if s.is_negative else v for s, v in values.items()}
             assert sympy.simplify(old.subs(values) - new.subs(values)) == 0
         else:
             assert sympy.simplify(sympy.expand(old - new)) == 0
