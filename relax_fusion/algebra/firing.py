@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ from tvm import relax
 from ..canonical.rewriter import Rewriter
 from ..equivalence.rewrites import Rewrite
 from ..matching.bindings import Identity
+from ..matching.shapes import shape_of
 from ..tvm_ir import GenericConst
 from .formula import Term
 from .matcher import Found, folded, made
@@ -40,6 +42,16 @@ class Firing:
         """What the constant parts of the result come to, by their names in `result`."""
         parts = list(_constant_parts(self.rule.result))
         return {f"folded{n}": folded(p, self.found) for n, p in enumerate(parts)}
+
+    @property
+    def products(self) -> int:
+        """How many products of numbers the matmuls of constant parts take."""
+        shapes, total = {n: shape_of(e) or [1] for n, e in self.found.names.items()}, 0
+        for part in (p for whole in _constant_parts(self.rule.result) for p in whole.parts()):
+            if part.op == "matmul":
+                left, right = ([shapes[p.name] for p in a.parts() if p.name] for a in part.args)
+                total += max(math.prod(map(int, s)) for s in left) * int(right[0][-1])
+        return total
 
     @cached_property
     def result(self) -> Term:

@@ -198,8 +198,8 @@ def made(
     Numbers of others are rounded once, or not at all where they are not to be folded.
     """
     if term.is_number and (folds or not term.op):
-        value = np.float64(number_of(term, found))
-        rounded = _rounded(value, found.dtype) if is_factor(value) else None
+        value = number_of(term, found)
+        rounded = _rounded(np.array(value), found.dtype) if is_factor(value) else None
         if rounded is None or not math.isclose(float(rounded), value, rel_tol=_DIGITS):
             return None
         return relax.const(rounded, found.dtype)

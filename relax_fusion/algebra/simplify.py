@@ -35,6 +35,9 @@ MOST_SWEEPS = 8
 MOST_FIRINGS = 512
 """In a function, at most so many parts are rewritten each time: those that save the most."""
 
+MOST_PRODUCTS = 2**35
+"""Matmuls of constants take at most so many products of numbers in a module: seconds of a CPU."""
+
 MOST_WAYS = 4
 """Of so many ways in which a formula is found at a place, the one that saves most is taken."""
 
@@ -114,6 +117,7 @@ class _Search:
 
     def __init__(self, options: AlgebraOptions, price: Price):
         self.options, self.price = options, price
+        self.products = MOST_PRODUCTS
         self.checked: dict[tuple[str, ...], str] = {}
         self.by_operator: dict[str, list[Rule]] = {}
         for rule in RULES:
@@ -137,7 +141,7 @@ class _Search:
                     view = BlockView(block, mod, self.options.bounds, memory)
                     found += self._in_block(view, read)
             found.sort(key=lambda f: -float(f"{f.saved_s:.6g}"))  # prices differ by roundings
-            taken += self._apart(name, found)[:MOST_FIRINGS]
+            taken += self._apart(name, found)
         return taken
 
     def _in_block(self, view: BlockView, read: Counter[Identity]) -> Iterator[Firing]:
@@ -186,12 +190,13 @@ class _Search:
         seen: set[Identity] = set()
         for firing in found:
             places = {hash(v) for v in (firing.found.root, *firing.found.inside)}
-            if seen & places:
+            if seen & places or firing.products > self.products or len(taken) == MOST_FIRINGS:
                 continue
             told = self._validation(firing, function)
             if told is None or None in firing.constants.values():
                 continue
             seen |= places
+            self.products -= firing.products
             taken.append(firing)
             if self.options.rewrites is not None:
                 root, rule = firing.found.root.name, firing.rule

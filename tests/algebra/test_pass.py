@@ -51,6 +51,13 @@ def test_what_is_stored_transposed_stays_so() -> None:
     assert_same_numbers(before, after, rtol=1e-5)
 
 
+def test_only_so_much_is_multiplied_when_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = with_constants("a = R.matmul(x, A)\ny = R.matmul(a, B)", A=A, B=B.T.copy())
+    for most, fires in ((64 * 96 * 64, True), (64 * 96 * 64 - 1, False)):
+        monkeypatch.setattr("relax_fusion.algebra.simplify.MOST_PRODUCTS", most)
+        assert bool(simplified(before, exact=True)[1]) is fires
+
+
 @pytest.mark.parametrize(
     "other",
     [
