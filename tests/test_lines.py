@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 84_508, 479
+LIBRARY = 84_525, 479
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 62_305
+TESTS = 62_312
 """The most lines of Python in ``tests/``."""
 
 
