@@ -68,7 +68,7 @@ def _without_alpha(node: Node) -> None:
     args = list(node.args)
     number: Any = args[place]
     is_tensor = isinstance(number, Node)
-    args[place] = _new(node, aten.mul.Tensor, (number, alpha)) if is_tensor else number * alpha
+    args[place] = inserted(node, aten.mul.Tensor, (number, alpha)) if is_tensor else number * alpha
     node.args, node.kwargs = tuple(args), {k: v for k, v in node.kwargs.items() if k != "alpha"}
 
 
@@ -139,14 +139,14 @@ def _operand(node: Node, arg: Any, dtype: torch.dtype, numbers: bool) -> Any:
     if isinstance(arg, list | tuple) and any(isinstance(a, Node) for a in arg):
         return type(arg)(_operand(node, a, dtype, numbers) for a in arg)
     if isinstance(arg, int | float) and not isinstance(arg, bool) and numbers:
-        return _new(node, aten.full.default, ([], arg), {"dtype": dtype})
+        return inserted(node, aten.full.default, ([], arg), {"dtype": dtype})
     if isinstance(arg, int) and _is_wrapped(node, dtype):
         info = torch.iinfo(dtype)
         return (arg - info.min) % (1 << info.bits) + info.min
     value = _value(arg)
     if not isinstance(arg, Node) or not isinstance(value, torch.Tensor) or value.dtype == dtype:
         return arg
-    return _new(node, aten._to_copy.default, (arg,), {"dtype": dtype})
+    return inserted(node, aten._to_copy.default, (arg,), {"dtype": dtype})
 
 
 def _is_wrapped(node: Node, dtype: torch.dtype) -> bool:
@@ -159,13 +159,13 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype != torch.bool
 
 
-def _new(node: Node, target: Any, args: tuple[Any, ...], kwargs: Any = None) -> Node:
+def inserted(node: Node, target: Any, args: tuple[Any, ...], kwargs: Any = None) -> Node:
     """Insert a call in front of a node."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, args, kwargs or {})
     mode = node.meta["val"].fake_mode
     with mode:
-        values = [_value(a) for a in args]
+        values = torch.fx.map_arg(args, lambda arg: arg.meta["val"])
         made.meta["val"] = target(*values, **(kwargs or {}))
     return made
 

@@ -24,6 +24,7 @@ from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
 from ..mend.nan import keys_of
 from ..validation import reason
+from .complex_numbers import written_as_pairs
 from .imported import FUNCTION, ImportedModel, signature_of, with_clipped_indices
 from .promotion import DECOMPOSED, written_out
 
@@ -166,6 +167,7 @@ def from_exported_program(
     table = {**torch.export.default_decompositions(), **DECOMPOSED}
     with _copying_views(program.graph):
         program = program.run_decompositions(table)
+    written_as_pairs(program.graph_module)
     written_out(program.graph_module)
     return Importer().from_exported_program(
         program, keep_params_as_input, unwrap_unit_return_tuple, False, None
