@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 84_525, 479
+LIBRARY = 84_628, 480
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 62_312
+TESTS = 62_367
 """The most lines of Python in ``tests/``."""
 
 
