@@ -116,6 +116,7 @@ OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachM
 OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
+OTHERS += ("RecordMemory", "RecordTVMMemory")
 OTHERS += ("AppendInAttention", "TakePositionsOfBatch", "NumberFirstExperts")
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
 of CUDA sources, of launches and of MLC-LLM's models, whose rewrites have tests of their own."""
