@@ -25,6 +25,7 @@ from .dlight_rules import (
     CPUSpatialRule,
     FusedRule,
     GenericMatmulRule,
+    JoinedRule,
     NormRule,
     ReductionRule,
     RowSumRule,
@@ -63,6 +64,7 @@ from .transforms.annotate import (
 from .transforms.cuda_graph import CaptureCUDAGraphs
 from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
+from .transforms.join_rotations import JoinRotations
 from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.norms import LegalizeNorms
 from .transforms.parts import NameParts, ReadParts
@@ -135,7 +137,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
 
 def phase3_tir(options: PipelineOptions) -> list[Pass]:
     """Clean up on the level of PrimFuncs."""
-    return [relax.transform.DeadCodeElimination()]
+    return [JoinRotations(), relax.transform.DeadCodeElimination()]
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
@@ -160,6 +162,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
         FusedRule(),
         GenericMatmulRule(options.allow_tf32),
         WindowRule(),
+        JoinedRule(),
         NormRule(),
         RowSumRule(),
         CPUSpatialRule(),

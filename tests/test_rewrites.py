@@ -50,6 +50,7 @@ from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import AttachFunctionAttrs
 from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
+from relax_fusion.transforms.join_rotations import JoinRotations
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.parts import NameParts, ReadParts
@@ -83,6 +84,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseDequantize": FuseDequantize(),
     "FuseGroups": FuseGroups(CPU),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
+    "JoinRotations": JoinRotations(),
     "KeepResults": KeepResults(),
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),

@@ -14,6 +14,7 @@ from ..matching.operations import ROTATED
 from ..matching.pattern import is_call
 from ..matching.rotation import rotation_at
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
+from ..transforms.modules import OPAQUE
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
@@ -97,8 +98,9 @@ def _made(rewriter: Rewriter, end: relax.Expr, dtype: str) -> relax.Expr | None:
     layout = int(shape[-1]), half, heads.is_cut
     added = heads.eps, heads.plus
     kernel = partial(norm_rotation, heads=layout, added=added, rounded=heads.rounded)
-    operands, name = (heads.x, heads.gamma, *angles), "rms_norm_rotation"
-    made = rewriter.builder.call_te(kernel, *operands, primfunc_name_hint=name)
+    operands, attrs = (heads.x, heads.gamma, *angles), {"op_pattern": OPAQUE}
+    name = {"primfunc_name_hint": "rms_norm_rotation"}
+    made = rewriter.builder.call_te(kernel, *operands, primfunc_attrs=attrs, **name)
     return relax.op.reshape(rewriter.emit(made), shape) if heads.is_cut else made
 
 

@@ -5,6 +5,7 @@ from .copies import CopyRule
 from .fused import FusedRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
+from .joined import JoinedRule
 from .norms import NormRule, RowSumRule
 from .reductions import ReductionRule, WindowRule
 
@@ -13,6 +14,7 @@ __all__ = [
     "CopyRule",
     "FusedRule",
     "GenericMatmulRule",
+    "JoinedRule",
     "NormRule",
     "ReductionRule",
     "RowSumRule",

@@ -26,6 +26,9 @@ VECTORS_PER_THREAD = 2
 """Vector loads that a thread should have to do before a row gets more threads: two are under way
 at once.  Assumed, not measured."""
 
+MOST_ROWS = 4
+"""Rows of a thread block, each of which a warp has."""
+
 ARITHMETIC_BYTES = 4
 """Statistics are computed in numbers of this many bytes: TVM 0.27 has no vector of eight floats."""
 
@@ -47,7 +50,16 @@ class NormRule(SafeRule):
     leaves:
         functions without a reduction, and those which reduce another axis than the last ones; on
         a GPU also those that use statistics of a width only known at run time.
+
+    Parameters
+    ----------
+    together : int
+        The most rows of a thread block, 1, 2 or 4.
     """
+
+    def __init__(self, together: int = MOST_ROWS):
+        super().__init__()
+        self.together = together
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule, None for a function that is not of this form."""
@@ -60,8 +72,9 @@ class NormRule(SafeRule):
         if blocks is None:
             return None
         device = device_of(target)
-        on = _on_gpu if is_gpu(target) else _on_cpu
-        return on(sch, blocks, device) or sch
+        if is_gpu(target):
+            return _on_gpu(sch, blocks, device, self.together) or sch
+        return _on_cpu(sch, blocks, device) or sch
 
 
 class RowSumRule(SafeRule):
@@ -88,7 +101,9 @@ class RowSumRule(SafeRule):
         return _on_cpu(sch, blocks, device_of(target)) or sch
 
 
-def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:
+def _on_gpu(
+    sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec, together: int
+) -> Decline | None:
     """Give every row a thread block, or a warp of one where that is enough."""
     *before, last = blocks
     if before and any(b.columns is None for b in blocks):  # 108 us on an H200, TVM's rule 70
@@ -97,9 +112,8 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
     lanes = min(_lanes(sch, b) for b in blocks)
     wanted = next_power(ceil_div(widest, lanes * VECTORS_PER_THREAD))
     threads = max(dev.warp_size, min(wanted, dev.max_threads_per_block))
-    row, _ = _row_and_columns(sch, last)
     one_warp = threads == dev.warp_size
-    row = _bound_rows(sch, row, together=one_warp)
+    row = _bound_rows(sch, last, together if one_warp else 1)
     several = _into_rows(sch, [block.rv for block in before], row)
     if several is not None:
         return several
@@ -116,16 +130,37 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
     return None
 
 
-def _bound_rows(sch: s_tir.Schedule, row: LoopRV, together: bool) -> LoopRV:
-    """Spread rows over blocks, where `together` up to four that divide them in each."""
-    rows, analyzer = sch.get(row).extent, Analyzer()
-    counts = (4, 2) if together else ()
-    divide = (n for n in counts if analyzer.can_prove_equal(tirx.floormod(rows, n), 0))
-    if (count := next(divide, 1)) > 1:
-        grid, row = sch.split(row, [None, count])
-        sch.bind(grid, "blockIdx.x")
-    sch.bind(row, "threadIdx.y" if count > 1 else "blockIdx.x")
+def _bound_rows(sch: s_tir.Schedule, block: RowBlock, together: int) -> LoopRV:
+    """Spread rows over blocks, up to `together` that are a part of an axis in each.
+
+    That axis is cut before all are one: of symbolic sizes, TVM proves no part of a product whole.
+    """
+    loops = sch.get_loops(block.rv)[: block.leading]
+    sizes = [sch.get(loop).extent for loop in loops]
+    places = (_cut(n, sizes) for n in (4, 2) if n <= together)
+    cut = next((place for place in places if place is not None), None)
+    if cut is None:
+        row, _ = _row_and_columns(sch, block)
+        sch.bind(row, "blockIdx.x")
+        return row
+    place, part = cut
+    outer, inner = sch.split(loops[place], [None, part])
+    sch.bind(sch.fuse(*loops[:place], outer), "blockIdx.x")
+    row = sch.fuse(inner, *loops[place + 1 :])
+    sch.bind(row, "threadIdx.y")
     return row
+
+
+def _cut(count: int, sizes: list[tirx.Expr]) -> tuple[int, int] | None:
+    """Return which axis so many rows are parts of, and of what size; None if they are of none."""
+    analyzer = Analyzer()
+    for place in reversed(range(len(sizes))):
+        if analyzer.can_prove_equal(tirx.floormod(sizes[place], count), 0):
+            return place, count
+        if not isinstance(sizes[place], tirx.IntImm) or count % int(sizes[place]):
+            return None
+        count //= int(sizes[place])
+    return None
 
 
 def _row_and_columns(sch: s_tir.Schedule, block: RowBlock) -> tuple[LoopRV, list[LoopRV]]:
