@@ -43,6 +43,7 @@ SUITES = {
             "a prompt: the VM, a CUDA graph, torch.compile, the floor (GPU)",
         ),
         "compiled": ("compiled:Compiled", "models by torch.compile's backends (GPU)"),
+        "groups": ("groups:Groups", "chains that FuseOps makes slower, by our fusion plans"),
         "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),
         "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
         "cpu_chains": ("chains.cpu:CpuChains", "chains on this CPU: one kernel, and apart"),

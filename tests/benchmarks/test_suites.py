@@ -17,7 +17,7 @@ import relax_fusion
 from benchmarks.__main__ import main, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
-from benchmarks.suites import cpu, imported, launch
+from benchmarks.suites import cpu, groups, imported, launch
 from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
@@ -134,6 +134,12 @@ def test_launch(run, monkeypatch) -> None:
     status, record = run("run launch")
     assert status == 0 and len(record["cases"]) == 4
     assert all(min(e["us"].values()) > 0 for e in record["cases"])
+
+
+def test_groups(run, monkeypatch) -> None:
+    monkeypatch.setattr(groups, "SIDE", 64)
+    _, record = run("run groups --cases exp-8 pool")
+    assert [(len(e["us"]), e["wrong"]) for e in record["cases"]] == [(4, [])] * 2
 
 
 class Patches(torch.nn.Module):

@@ -162,6 +162,8 @@ def selected(w: Writer, x: relax.Var) -> relax.Var:
     if "int" in dtype_of(x) and w.chance(60):
         table = w.leaf(w.pick([5, 8], [5, 8], [5]), w.dtype)
         return w(op.take, table, w(op.minimum, x, relax.const(4, dtype_of(x))), 0)
+    if 0 in w.shape(x):
+        raise IllTyped("what is read of an empty tensor is any number")
     places = w.pick(0, [0], [-1], -1, [0, 0], [[0], [-1]], [1])
     indices = relax.const(np.array(places), w.pick("int64", "int32"))
     return w(op.take, x, indices, w.pick(*range(rank), -1))

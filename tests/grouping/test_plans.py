@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 
-from relax_fusion.pipeline import relax_fusion_pipeline
+from relax_fusion import Report, make_target
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import phase4_schedule, relax_fusion_pipeline
+from relax_fusion.report.tables import joined_table
 
 from ..support.grouped import function, kernels, lowered
 from ..support.quick import machine, quick_host, quickly
 
 X, ROWS = 'x: R.Tensor((6, 64), "float32")', 'y: R.Tensor((6, 64), "float32")'
 TABLE = 'w: R.Tensor((9, 64), "float32"), i: R.Tensor((6,), "int64")'
+IMAGES = 'x: R.Tensor((1, 16, 8, 8), "float32"), b: R.Tensor((1, 16, 4, 4), "float32")'
 CASES = {
     "elements": (X, "y = R.exp(R.nn.silu(R.add(x, x)))", 1),
     "a diamond": (X, "a = R.exp(x); y = R.add(R.sin(a), R.multiply(a, R.cos(a)))", 1),
@@ -36,6 +41,9 @@ CASES = {
         1,
     ),
     "a view behind a sum": (X, "y = R.reshape(R.exp(R.matmul(x, R.permute_dims(x))), (4, 9))", 2),
+    "a view in front of a sum": (X, "y = R.nn.softmax(R.reshape(R.exp(x), (12, 32)))", 2),
+    "a pool": (IMAGES, "y = R.add(R.nn.max_pool2d(x, (2, 2), (2, 2)), b)", 1),
+    "columns": (X, "y = R.sqrt(R.sum(R.multiply(x, x), axis=[0]))", 1),
     "two sums": (X, "y = R.sum(R.exp(R.sum(x, axis=[1], keepdims=True)))", 2),
     "a sum that is spread": (X, "y = R.subtract(x, R.exp(R.sum(x, axis=[1], keepdims=True)))", 2),
     "columns of a matmul": (X, "y = R.matmul(R.exp(x), R.permute_dims(x))", 2),
@@ -51,6 +59,44 @@ def test_kernels(name: str, target: str) -> None:
     ours = kernels(lowered(function(params, body), target)[0])
     theirs = kernels(lowered(function(params, body), target, by_tvm=True)[0])
     assert len(ours) == count <= len(theirs)
+
+
+def exponentials(depth: int) -> tvm.IRModule:
+    """Return the chain of apache/tvm 20342."""
+    step = 'z = R.exp(R.subtract(x, R.multiply(z, R.const(0.5, "float16"))))'
+    params = 'x: R.Tensor((4096, 1), "float16"), b: R.Tensor((4096, 4096), "float16")'
+    body = "; ".join([step.replace("(z", "(x"), *[step] * (depth - 1), "y = R.add(b, z)"])
+    return function(params, body)
+
+
+@pytest.mark.parametrize("depth, target, count", [(1, "h200", 1), (8, "h200", 2), (8, "llvm", 1)])
+def test_what_is_computed_again_has_a_price(depth: int, target: str, count: int) -> None:
+    mod, report = lowered(exponentials(depth), target)
+    assert len(kernels(mod)) == count
+    left = [j for j in report.joined if not j.joined]
+    assert len(left) == count - 1
+    if left:
+        assert left[0].names == ("tir_exp", "add") and left[0].times == 4096
+        assert left[0].fused_s > left[0].apart_s
+        assert re.search("one would take .* us: it computes tir_exp 4.1e.03 times", report.text())
+
+
+def test_the_report_tells_what_was_joined() -> None:
+    _, report = lowered(exponentials(8))
+    (joined,) = report.joined
+    assert joined.joined and len(joined.names) == 25
+    assert "multiply, subtract, tir_exp, 21 more, add" in joined_table([joined]).text()
+
+
+def test_a_pool_and_what_follows_is_one_kernel_without_blocks_for_each_element() -> None:
+    mod = function(*CASES["a pool"][:2])
+    for target in (quick_host(), make_target("h200")):
+        report = Report()
+        with target:
+            passes = phase4_schedule(make_options(target, {"report": report}))
+            tvm.transform.Sequential(passes)(lowered(mod, target)[0])
+        (scheduled,) = report.schedules
+        assert scheduled.rule == "WindowRule"
 
 
 def test_numbers() -> None:

@@ -70,10 +70,10 @@ def unwritten(like: np.ndarray) -> np.ndarray:
 
 def unaligned(values: np.ndarray, offset: int | None = None) -> tvm.runtime.Tensor:
     """Return a tensor that begins `offset` bytes behind a multiple of 64, or an element behind."""
-    values = np.ascontiguousarray(values)
-    room = np.empty(values.nbytes + 128, "uint8")
+    shape, values = values.shape, np.ascontiguousarray(values)
+    room = np.empty(values.nbytes + 128 + (offset or 0), "uint8")
     first = -room.ctypes.data % 64 + (values.itemsize if offset is None else offset)
     inside = room[first : first + values.nbytes]
     inside[:] = values.reshape(-1).view("uint8")
     made = tvm_ffi.from_dlpack(inside) if inside.size else tvm.runtime.tensor(inside)
-    return made._create_view(values.shape, str(values.dtype))
+    return made._create_view(shape, str(values.dtype))
