@@ -225,13 +225,23 @@ class Plan:
     def _pays(self, first: Group, second: Group, way: Way) -> bool:
         """Tell whether a cell allows to join two groups, or the price of it does."""
         cell = CELLS[first.kind, way.path]
-        if cell is not Cell.PRICE:
+        if cell is not Cell.PRICE or self._is_view_of_rows(first, way):
             return cell is Cell.FUSE
         apart = seconds(self._work(first), self.dev) + seconds(self._work(second), self.dev)
         fused = seconds(self._work(second, first, way.times), self.dev)
         if fused > apart:
             self.declined[first.sink, second.sink] = apart, fused, way.times
         return fused <= apart
+
+    def _is_view_of_rows(self, first: Group, way: Way) -> bool:
+        """Tell whether a sum had better read a view: that is no kernel, and its rows are memory's.
+
+        Rules of CPUs compute what is reorganised row by row in front of the sum.
+        """
+        if first.kind is not Kind.REORGANISE or way.path is not Kind.MANY_TO_MANY:
+            return False
+        views = all(n.operator.kind is Kind.REORGANISE for n in first.members)
+        return views or self.dev.kind == "gpu"
 
     def _work(self, group: Group, first: Group | None = None, times: float = 1.0) -> Work:
         """Return the work of a group, or of one that has taken the members of another one."""
