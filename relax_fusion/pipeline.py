@@ -85,8 +85,8 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
         tirx.transform.BindTarget(options.target),
         relax.transform.RealizeVDevice(),
     ]
-    if (report := options.report) is not None:
-        passes.append(RecordTVMMemory(report.material.tvm_memory, options.variable_bounds))
+    if options.report is not None and (found := options.report.material.tvm_memory) is not None:
+        passes.append(RecordTVMMemory(found, options.variable_bounds))
     return passes
 
 

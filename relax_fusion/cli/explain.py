@@ -11,8 +11,8 @@ from tvm.ir.transform import Pass
 from ..hardware.target import device_of
 from ..options import PipelineOptions, make_options
 from ..phases import run_phases
-from ..pipeline import PHASES, count_launches, schedule_kernels
-from ..report import Report
+from ..pipeline import PHASES, plan_memory, schedule_kernels
+from ..report import Material, Report
 from ..report.record import record_of
 from ..report.tables import WIDTH, report_text
 from ..triton_bridge.sources import RecordSources
@@ -31,7 +31,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     device = device_of(args.target)
     console.step(f"exporting {source.name}")
     model = source.model(args)
-    report = Report()
+    report = Report(material=Material(tvm_memory={} if args.coverage else None))
     told = {"report": report, "progress": console.step, "variable_bounds": bounds(model)}
     options = make_options(args.target, {**pipeline_options(args), **told})
     console.step(f"looking for chains to fuse for {device.description}")
@@ -64,7 +64,7 @@ def _scheduled(options: PipelineOptions) -> list[Pass]:
     passes: list[Pass] = [schedule_kernels(options)]
     if options.report is not None:
         passes.append(RecordSources(options.target, options.report.material.sources))
-    return [*passes, *count_launches(options)]
+    return [*passes, *plan_memory(options)]
 
 
 _PHASES = (*PHASES[:4], ("debug-phase4.py", _scheduled, "scheduling kernels"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, topi
 
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in
@@ -83,6 +83,11 @@ class RecordTVMMemory:
         return mod
 
 
+def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Look rows up in a mode in which TVM does not warn of what nobody will run."""
+    return builder.call_te(topi.take, *call.args, axis=call.attrs.axis, mode="clip")
+
+
 def _has_arrays(func: relax.Function) -> bool:
     """Tell whether a function has constants other than numbers."""
     constants = found_in(func.body, ir.Constant)
@@ -94,7 +99,8 @@ def _default_passes() -> list[tvm.transform.Pass]:
     lower = relax.transform
     return [
         *(relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()),
-        *(lower.LegalizeOps(), lower.AnnotateTIROpPattern(), lower.FuseOps(), lower.FuseTIR()),
+        lower.LegalizeOps({"relax.take": _take}),
+        *(lower.AnnotateTIROpPattern(), lower.FuseOps(), lower.FuseTIR()),
         *(lower.RewriteDataflowReshape(), lower.ToNonDataflow(), lower.RemovePurityChecking()),
         *(lower.CallTIRRewrite(), lower.StaticPlanBlockMemory()),
     ]

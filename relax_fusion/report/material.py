@@ -136,9 +136,11 @@ class Material:
     most : dict of str to int
         Largest values of symbolic sizes that nothing in the module tells, such as the length of the
         longest sequence.
-    memory, tvm_memory : dict of str to int
-        By function the bytes that it takes for all that it computes, and that TVM's default
-        pipeline would take; the latter is empty where that has no answer.
+    memory : dict of str to int
+        By function the bytes that it takes for all that it computes.
+    tvm_memory : dict of str to int, optional
+        Those that TVM's default pipeline would take, where it has an answer.  Give an empty one to
+        ask for them: planning for TVM, too, takes a few percent of the time of compiling.
     """
 
     model: str = ""
@@ -149,4 +151,4 @@ class Material:
     sources: list[Source] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
-    tvm_memory: dict[str, int] = field(default_factory=dict)
+    tvm_memory: dict[str, int] | None = None

@@ -98,7 +98,7 @@ class Report:
             kernels = tuple(node.op for node in graph.nodes if node.is_kernel)
             copies = tuple((node.op, node.copied) for node in graph.nodes if node.copied)
             if kernels:
-                planned = (m.get(graph.function) for m in (whole.memory, whole.tvm_memory))
+                planned = (m.get(graph.function) for m in (whole.memory, whole.tvm_memory or {}))
                 found.append(Launches(graph.function, kernels, copies, graph.symbols, *planned))
         return found
 

@@ -7,10 +7,10 @@ import pytest
 from tvm import ir, relax
 from tvm.script import ir as I
 from tvm.script import relax as R
-from tvm.script import tirx as T
 
 from relax_fusion import Report, make_target
 from relax_fusion.inventory.memory import RecordTVMMemory
+from relax_fusion.report import Material
 from relax_fusion.report.tables import coverage_table
 
 HIDDEN, INNER, ROWS = 32, 96, 64
@@ -24,7 +24,6 @@ class Layer:
         up: R.Tensor((INNER, HIDDEN), "float32"),
         down: R.Tensor((HIDDEN, INNER), "float32"),
     ):
-        n = T.int64()
         with R.dataflow():
             y = R.nn.relu(R.matmul(x, R.permute_dims(up)))
             z = R.add(x, R.matmul(y, R.permute_dims(down)))
@@ -33,7 +32,7 @@ class Layer:
 
 
 def reported(mod: ir.IRModule, **options: object) -> Report:
-    report, target = Report(), make_target("llvm")
+    report, target = Report(material=Material(tvm_memory={})), make_target("llvm")
     with target:
         relax.get_pipeline("relax_fusion", target=target, report=report, **options)(mod)
     return report
@@ -55,6 +54,14 @@ def test_what_is_between_kernels_counts() -> None:
 def test_bounds_are_the_sizes() -> None:
     (less, more) = (reported(Layer, variable_bounds={"n": n}).launches[0] for n in (8, 16))
     assert less.memory is not None and more.memory == 2 * less.memory
+
+
+def test_tvm_plans_only_where_it_is_asked_to() -> None:
+    report, target = Report(), make_target("llvm")
+    with target:
+        relax.get_pipeline("relax_fusion", target=target, report=report)(Layer)
+    (launches,) = report.launches
+    assert launches.memory and launches.tvm_memory is None
 
 
 def test_it_is_in_the_table_and_in_the_record() -> None:
