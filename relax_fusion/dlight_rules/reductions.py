@@ -123,8 +123,10 @@ def _on_cpu(sch: s_tir.Schedule, vector_bytes: int) -> s_tir.Schedule | Decline:
         spatial = _spatial(sch, block)
         reduced = loops[len(spatial) :]
         *outer, last = spatial
-        element = max(FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in sch.get(block).writes)
-        lanes = math.gcd(verbs.extent(sch, last) or 1, vector_bytes // element)
+        dtypes = {str(r.source.ty.dtype) for r in sch.get(block).writes}
+        wide = vector_bytes // max(FLOAT_BYTES.get(dtype, 8) for dtype in dtypes)
+        # TVM 0.27 stores no vector of one bfloat16, as sums begin with
+        lanes = 1 if "bfloat16" in dtypes else math.gcd(verbs.extent(sch, last) or 1, wide)
         if reduced and lanes > 1 and not is_small(extents):
             last, lane = sch.split(last, [None, lanes])
             sch.reorder(last, *reduced, lane)

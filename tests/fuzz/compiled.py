@@ -107,7 +107,7 @@ def check(function: Function, seed: int) -> str:
 def _looks_beyond(func: relax.Function) -> bool:
     """Tell whether a constant index is no place of the axis that it is of."""
     for call in calls_in(func, "relax.take"):
-        places, shape = call.args[1], shape_of(call.args[0]) or []
+        places, shape = call.args[1], shape_of(call.args[0]) or [tirx.IntImm("int64", 1)]
         axis = -1 if call.attrs.axis is None else int(call.attrs.axis)
         size = int(shape[axis]) if isinstance(shape[axis], tirx.IntImm) else 1
         if isinstance(places, GenericConst) and not np.all(_within(places.value.numpy(), size)):

@@ -34,6 +34,7 @@ def test_rules_on_legalised_operators(name: str) -> None:
     assert not outcome.skipped and not outcome.wrong and outcome.functions
     named = {key.split()[0] for key in outcome.scheduled}
     assert SAMPLE[name] in named or (not SAMPLE[name] and not named - {"CPUSpatialRule"})
+    assert not rules.check(calls()[name], "bfloat16", False, targets[:1]).wrong
     for func in rules.legalised(calls()[name], "float16", True):
         for rule in rules.RULES:
             rule.attempt(func, targets[1])
