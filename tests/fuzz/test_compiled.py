@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from . import compiled
+from . import compiled, movements
 
 SEEDS = (500006, 500024)
 
@@ -15,6 +15,11 @@ def test_a_small_campaign() -> None:
     found = compiled.explore(SEEDS)
     assert not found.failures
     assert found.compared == len(SEEDS)
+
+
+@pytest.mark.parametrize("seed", [54, 2706])  # sizes that are numbers; two forms of one index
+def test_groups(seed: int) -> None:
+    assert compiled.check(movements.draw(seed), seed) == ""
 
 
 def test_what_is_further_off_than_rounding_explains_is_found() -> None:

@@ -190,7 +190,7 @@ def _epilogue(
             return None  # a part of the sums
         else:
             names[index] = var
-    if any(list(load.indices) != list(loads[0].indices) for load in loads):
+    if any(not structural_equal(load.indices, loads[0].indices) for load in loads):
         return None
     for var in last.spatial:
         if var not in names and not is_unit(last.extents[var]):
