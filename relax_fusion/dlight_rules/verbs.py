@@ -81,11 +81,12 @@ def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
 def reads_along(sch: s_tir.Schedule, block: SBlockRV, which: int, axis: int) -> bool:
     """Tell whether a tensor that a block reads is contiguous along an axis of its own.
 
-    `which` is the number of the tensor, of those that have dimensions.
+    `which` is the number of the tensor, of those that have dimensions.  Where a tensor multiplies
+    itself, its region may be told once; then there is no second one.
     """
     found = sch.get(block)
     regions = [read.region for read in found.reads if read.region]
-    return bool(regions[which][-1].min.same_as(found.iter_vars[axis].var))
+    return which < len(regions) and bool(regions[which][-1].min.same_as(found.iter_vars[axis].var))
 
 
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:

@@ -17,7 +17,11 @@ def test_a_small_campaign() -> None:
     assert found.compared == len(SEEDS)
 
 
-@pytest.mark.parametrize("seed", [54, 2706])  # sizes that are numbers; two forms of one index
+@pytest.mark.parametrize(
+    "seed",
+    # Sizes that are numbers; two forms of one index; a row that multiplies itself
+    [54, 2706, pytest.param(2831, marks=pytest.mark.slow)],
+)
 def test_groups(seed: int) -> None:
     assert compiled.check(movements.draw(seed), seed) == ""
 
