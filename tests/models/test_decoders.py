@@ -63,9 +63,9 @@ LAUNCHES = {
     "Qwen2": 6,
     "Mistral": 6,
     "Phi3": 6,
-    "Qwen3": 8,
-    "Gemma2": 8,
-    "Gemma3Text": 10,
+    "Qwen3": 7,
+    "Gemma2": 6,
+    "Gemma3Text": 7,
 }
 """Kernels of a layer, that of the cache among them."""
 
