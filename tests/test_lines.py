@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 84_940, 482
+LIBRARY = 84_950, 482
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 62_640

@@ -81,11 +81,24 @@ def _counted(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Count constant indices from the front, and let one beyond the end read the last place."""
+    """Count constant indices from the front, and let one beyond the end read the last place.
+
+    Modes that say what others stand for are followed.
+    """
     x, indices = call.args
     array, shape = _constant(rewriter, indices), shape_of(x)
     if array is None or shape is None or call.attrs.axis is None:
         return rolled(rewriter, call)
+    mode = call.attrs.mode
+    if array.size and (mode == "wrap" or (mode == "clip" and array.min() < 0)):
+        size = shape[int(call.attrs.axis) % len(shape)]
+        if not isinstance(size, tirx.IntImm) or not int(size):
+            return None
+        last = int(size) - 1
+        inside = array.clip(0, last) if mode == "clip" else array % int(size)
+        if (inside != array).any():
+            inside = relax.const(inside, str(array.dtype))
+            return relax.op.take(x, inside, int(call.attrs.axis), mode)
     part = one_place(rewriter, call)
     part = rolled(rewriter, call) if part is None else part
     if part is not None:
@@ -94,7 +107,7 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     axis, dtype, below = int(call.attrs.axis) % len(shape), str(array.dtype), indices
     if array.min() >= 0:
-        if call.attrs.mode == "clip":
+        if mode == "clip":
             return None
     elif isinstance(shape[axis], tirx.IntImm):
         if array.min() < -int(shape[axis]):

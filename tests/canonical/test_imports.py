@@ -61,6 +61,15 @@ def test_indices_from_the_end(shape: str, indices: list, dtype: str) -> None:
     np.testing.assert_array_equal(run(after, array), -np.take(array, indices, axis=1))
 
 
+@pytest.mark.parametrize("mode", ["clip", "wrap"])
+@pytest.mark.parametrize("indices", [[1, 0, 9, -1], [-9], [7, 6, 5]])
+def test_modes_say_what_indices_outside_are(mode: str, indices: list[int]) -> None:
+    body = f'i = R.const({indices}, "int64")\ny = R.take(x, i, axis=1, mode="{mode}")'
+    array = np.arange(16, dtype="float32").reshape(2, 8)
+    after = MendImports()(module("x: R.Tensor((2, 8), 'float32')", body))
+    np.testing.assert_array_equal(run(after, array), np.take(array, indices, axis=1, mode=mode))
+
+
 @pytest.mark.parametrize(("params", "index", "axis"), [(X, 1, 1), (X, -1, 1), (ROW, 7, 0)])
 def test_no_index_reads_beyond_the_end(params: str, index: int, axis: int, capfd) -> None:
     body = f'i = R.const({index}, "int64")\ny = R.take(x, i, axis={axis})'
