@@ -15,7 +15,7 @@ from ..matching.bindings import Identity
 from ..matching.shapes import shape_of
 from ..tvm_ir import GenericConst
 from .formula import Term
-from .matcher import Found, folded, made
+from .matcher import Bindings, Found, appending, folded, made
 from .rules import EXACT, Rule
 
 
@@ -89,14 +89,9 @@ def comparison(rule: Rule, found: Found, result: Term | None = None) -> Rewrite:
     names = {n: e if Term(name=n).is_number else relax.Var(n, e.ty) for n, e in found.names.items()}
     fresh = replace(found, names=names)
     for term in (rule.pattern, rule.result if result is None else result):
-        bindings: list[tuple[relax.Var, relax.Expr]] = []
-
-        def emit(_: Term, value: relax.Expr, to: list = bindings) -> relax.Expr:  # type: ignore[type-arg]
-            to.append((relax.DataflowVar("made", value.ty), value))
-            return to[-1][0]
-
+        bindings: Bindings = []
         term = fresh.whole(term, rule.pattern.op)
-        whole = made(term, fresh, builder, emit, folds=False)
+        whole = made(term, fresh, builder, appending(bindings), folds=False)
         sides.append((bindings, whole))
     leaves = [e for e in names.values() if isinstance(e, relax.Var)]
     (before, old), (after, new) = sides

@@ -34,6 +34,8 @@ _LAID = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.sque
 Emit = Callable[[Term, relax.Expr], relax.Expr]
 """Binds what a term is, and returns what it is called."""
 
+Bindings = list[tuple[relax.Var, relax.Expr]]
+
 
 @dataclass(frozen=True)
 class Found:
@@ -245,12 +247,22 @@ def axes_of_both(outer: Any, inner: Any, rank: int) -> list[int]:
     return sorted({*first, *then})
 
 
+def appending(bindings: Bindings) -> Emit:
+    """Return what binds terms at the end of a list."""
+
+    def emit(_: Term, value: relax.Expr) -> relax.Expr:
+        bindings.append((relax.DataflowVar("made", value.ty), value))
+        return bindings[-1][0]
+
+    return emit
+
+
 def folded(term: Term, found: Found) -> relax.Expr | None:
     """Compute a formula of constants in float64, and round it once; None if that loses digits.
 
     What is made of a matrix that is stored transposed is so, too.
     """
-    bindings: list[tuple[relax.Var, relax.Expr]] = []
+    bindings: Bindings = []
 
     def laid(expr: relax.Expr) -> None:
         value = found.view.definition(expr)
@@ -258,15 +270,11 @@ def folded(term: Term, found: Found) -> relax.Expr | None:
             laid(value.args[0])
             bindings.append((expr, value))
 
-    def emit(_: Term, value: relax.Expr) -> relax.Expr:
-        bindings.append((relax.DataflowVar("made", value.ty), value))
-        return bindings[-1][0]
-
     for part in term.parts():
         if part.name in found.names:
             laid(found.names[part.name])
     values: dict[relax.Var, Any] = {}
-    whole = made(term, found, relax.BlockBuilder(), emit)
+    whole = made(term, found, relax.BlockBuilder(), appending(bindings))
     worker = Interpreter()
     worker.run(bindings, values, Sizes())
     array = _rounded(worker.value(whole, values, Sizes()), found.dtype)
