@@ -7,13 +7,15 @@ import pytest
 from tvm import ir, relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.target import Target
 
-from relax_fusion import Report, make_target
+from relax_fusion import Report
 from relax_fusion.inventory.memory import RecordTVMMemory
 from relax_fusion.report import Material
 from relax_fusion.report.tables import coverage_table
 
 HIDDEN, INNER, ROWS = 32, 96, 64
+CPU = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
 
 
 @I.ir_module
@@ -32,9 +34,9 @@ class Layer:
 
 
 def reported(mod: ir.IRModule, **options: object) -> Report:
-    report, target = Report(material=Material(tvm_memory={})), make_target("llvm")
-    with target:
-        relax.get_pipeline("relax_fusion", target=target, report=report, **options)(mod)
+    report = Report(material=Material(tvm_memory={}))
+    with CPU:
+        relax.get_pipeline("relax_fusion", target=CPU, report=report, **options)(mod)
     return report
 
 
@@ -52,14 +54,15 @@ def test_what_is_between_kernels_counts() -> None:
 
 
 def test_bounds_are_the_sizes() -> None:
-    (less, more) = (reported(Layer, variable_bounds={"n": n}).launches[0] for n in (8, 16))
+    apart = {"disable": ("FuseChains",)}  # which kernels there are may depend on the bound
+    (less, more) = (reported(Layer, variable_bounds={"n": n}, **apart).launches[0] for n in (8, 16))
     assert less.memory is not None and more.memory == 2 * less.memory
 
 
 def test_tvm_plans_only_where_it_is_asked_to() -> None:
-    report, target = Report(), make_target("llvm")
-    with target:
-        relax.get_pipeline("relax_fusion", target=target, report=report)(Layer)
+    report = Report()
+    with CPU:
+        relax.get_pipeline("relax_fusion", target=CPU, report=report)(Layer)
     (launches,) = report.launches
     assert launches.memory and launches.tvm_memory is None
 
