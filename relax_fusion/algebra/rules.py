@@ -231,6 +231,7 @@ RULES: tuple[Rule, ...] = (
     Rule("(x / c) * d", "x * (d / c)", "A1"),
     Rule("(x * c) / d", "x * (c / d)", "A1"),
     # Constant weights with what surrounds them
+    Rule("x * V + x * W", "x * (V + W)", "A1"),
     Rule("x @ A + x @ B", "x @ (A + B)", "A1", _are_alike),
     Rule("x @ A - x @ B", "x @ (A - B)", "A1", _are_alike),
     Rule("(x @ A) @ B", "x @ (A @ B)", "A1", _are_matrices),
@@ -311,4 +312,5 @@ RULES: tuple[Rule, ...] = (
 )
 """Where two save as much, the one in front is applied.
 
-Among them, or put together of them, are those of DNNFusion (Niu et al., PLDI 2021, Table 4)."""
+Among them, or put together of them, are those that DNNFusion lists (Niu et al., PLDI 2021, Table 4
+and Figure 2); where several lead to its result, they may find one of fewer operations."""

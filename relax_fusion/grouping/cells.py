@@ -1,6 +1,7 @@
 """Which pairs of operators may be one kernel, by their mappings: 25 cells.
 
-After DNNFusion (Niu et al., PLDI 2021), Table 3; what is written here is what our rules schedule.
+After DNNFusion (Niu et al., PLDI 2021, Table 3), with other cells where our rules schedule
+otherwise: `tests/grouping/test_mapping.py` has both tables.
 """
 
 from __future__ import annotations
