@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx
 from ..matching.bindings import Identity, items_of
 from ..matching.effects import Memory, reads_of
 from ..matching.pattern import is_call
-from ..matching.shapes import dtype_of, permutation, shape_of
+from ..matching.shapes import dtype_of, permutation, same_shape, shape_of
 from ..tvm_ir import GenericConst
 from ..workload import FLOAT_BYTES
 from .rewriter import with_blocks
@@ -25,11 +25,15 @@ ALIGNED = 16
 _READERS = ("relax.matmul", "relax.nn.rms_norm", "relax.nn.layer_norm")
 """What reads its first operand in a kernel that takes no slice of it."""
 
+_VIEWS = ("relax.reshape", "relax.expand_dims")
+_STEPS = ("relax.add", "relax.multiply")
+"""What a kernel takes along with a row for all rows of a sequence, as adaLN's shifts and gates."""
+
 
 @tvm.transform.module_pass(opt_level=0, name="SplitProjections")
 @dataclass(frozen=True)
 class SplitProjections:
-    """Multiply by parts of a weight, where norms and matmuls read parts of the features apart.
+    """Multiply by parts of a weight, where kernels read parts of the features apart.
 
     rewrite::
 
@@ -42,7 +46,8 @@ class SplitProjections:
 
     A pass puts both matmuls into one kernel, which writes each result where the next reads it.
     Rows of a weight lie one behind the other, so kernels read them where they are (`ReadParts`).
-    A bias is cut alike.
+    A bias is cut alike.  Such parts are also those that are added to all rows of a sequence, or
+    multiply them: the shifts, scales and gates of adaLN.
 
     declines when:
         anything else reads the features; the weight is computed, written to, or lies as [k, n]; a
@@ -196,7 +201,11 @@ class _Block:
         for binding in self.readers.get(hash(var), ()):
             if is_call(binding.value, *_READERS) and binding.value.args[0].same_as(var):
                 return True
-            if is_call(binding.value, "relax.reshape") and self._copies(binding.var):
+            if is_call(binding.value, *_VIEWS) and self._copies(binding.var):
+                return True
+            if is_call(binding.value, *_STEPS) and not same_shape(
+                *map(shape_of, (var, binding.var))
+            ):
                 return True
         return False
 

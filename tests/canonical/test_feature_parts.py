@@ -27,6 +27,9 @@ READ = "n = R.nn.rms_norm(l, g, axes=[-1])\na = R.matmul(n, u)\nd = R.matmul(r, 
 CUT = {
     "parts": f"{PRODUCT}{SPLIT.format('m')}{READ}",
     "with a bias": f"{PRODUCT}q = R.add(c, m)\n{SPLIT.format('q')}{READ}",
+    "shift and gate": f"{PRODUCT}p = R.split(m, indices_or_sections=[8, 16], axis=-1)\nh = p[0]\n"
+    "i = p[1]\ne = R.expand_dims(h, [2])\nf = R.expand_dims(i, [2])\n"
+    'o = R.add(R.ones((1, 1, 3, 8), "float32"), e)\ny = R.multiply(o, f)',
     "one part": f"{PRODUCT}{SPLIT.format('m')}y = R.nn.rms_norm(l, g, axes=[-1])",
 }
 
@@ -44,6 +47,8 @@ def test_parts_are_products(name: str) -> None:
 
 STAYS = {
     "no matmul reads a part": f"{PRODUCT}{SPLIT.format('m')}e = R.sum(r)\ny = R.add(l, e)",
+    "a gate of the same rows": f"{PRODUCT}p = R.split(m, indices_or_sections=[8], axis=-1)\n"
+    "h = R.strided_slice(p[1], (2,), (0,), (8,))\no = p[0]\ny = R.multiply(o, h)",
     "all features are read": f"{PRODUCT}{SPLIT.format('m')}o = R.sum(m)\nz = R.matmul(l, u)\n"
     "y = R.add(z, o)",
     "another layout": f"m = R.matmul(x, k)\n{SPLIT.format('m')}{READ}",
