@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 84_950, 482
+LIBRARY = 84_959, 482
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 62_773
+TESTS = 62_778
 """The most lines of Python in ``tests/``."""
 
 
