@@ -11,7 +11,7 @@ https://arxiv.org/abs/1805.02867).  What one tile does, whose blocks
       q_load, row_init, acc_init
       for each key block that the tile sees:
         keys
-          [k_load]                       kv_tile = k
+          [k_load, shared_load]          kv_tile = k, and what heads share
           scores, mask                   (see `relax_fusion.compute.attention_scores`)
           row_max -> max_init, max_lanes, max_fold*
           exp                            scores = exp(scores - new_max)
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
@@ -164,7 +165,7 @@ class TileEmitter:
             self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
         self.softmax = OnlineSoftmax(shape)
         self.rules = Scores(work, operands, self.q_len, self.kv_len, shape.on_gpu)
-        self.dots = ScoreBlocks(shape, work.head_dim, self.rules)
+        self.dots = ScoreBlocks(shape, self.rules)
         # Each thread keeps its register tiles of the result from one key block to the next.
         self.columns = work.v_dim // shape.reg_values
         self.owned = rows // shape.reg_rows * self.columns
@@ -186,8 +187,8 @@ class TileEmitter:
                 key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
                 IRBuilder.name("vkb", key_block)
                 self.first_key = (first + key_block) * int64(self.shape.keys)
-                self._load_kv("k", self.work.head_dim, self._k_at)
-                self.dots.emit(self.q_tile, self._key, self.softmax.scores, self._place)
+                self._load_keys()
+                self.dots.emit(self.q_tile, self._keys(), self.softmax.scores, self._place)
                 self.softmax.advance()
                 self._load_kv("v", self.work.v_dim, self._v_at)
                 self._values()
@@ -236,9 +237,30 @@ class TileEmitter:
             value = self._staged(key < self.kv_len, getattr(self.operands, name), at)
             T.buffer_store(self.kv_tile, value, [position(j, d)])
 
-    def _key(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
-        """Return a feature of a key of the block."""
-        return self._read("k", self._k_at, key, feature)
+    def _load_keys(self) -> None:
+        """Stage a block of keys: the features of a head's own, then those that heads share."""
+        work, own = self.work, self.work.head_dim - self.work.shared
+        self._load_kv("k", own, self._k_at)
+        if self.kv_tile is None or self.operands.shared is None:
+            return
+        with block("shared_load", j=self.shape.keys, d=work.shared) as (j, d):
+            key = self.first_key + j
+            at = [self.batch, key, d]
+            value = self._staged(key < self.kv_len, self.operands.shared, at)
+            T.buffer_store(self.kv_tile, value, [self._k_at(j, d + own)])
+
+    def _keys(self) -> list[tuple[int, Position]]:
+        """Return the parts of a key that lie apart, as `ScoreBlocks` takes them."""
+        work = self.work
+        if self.kv_tile is not None or not work.shared:
+            return [(work.head_dim, partial(self._read, "k", self._k_at))]
+        own = work.head_dim - work.shared
+        return [(own, partial(self._read, "k", self._k_at)), (work.shared, self._shared)]
+
+    def _shared(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return a feature that all heads share, of a key of the block."""
+        assert self.operands.shared is not None
+        return self.operands.shared[self.batch, self._last(key), feature].astype(FLOAT)
 
     def _value(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return a feature of a value of the block."""
@@ -251,9 +273,12 @@ class TileEmitter:
         """
         if self.kv_tile is not None:
             return self.kv_tile[position(key, feature)].astype(FLOAT)
-        key = tirx.min(self.first_key + key, self.kv_len - int64(1))
-        at = place_of(self.work, name, self.batch, key, self.kv_head, feature)
+        at = place_of(self.work, name, self.batch, self._last(key), self.kv_head, feature)
         return getattr(self.operands, name)[tuple(at)].astype(FLOAT)
+
+    def _last(self, key: tirx.Expr) -> tirx.Expr:
+        """Return where a key of the block lies, or the last one of all."""
+        return tirx.min(self.first_key + key, self.kv_len - int64(1))
 
     def _k_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return where a key lies in the stage: transposed, so that neighbours are keys."""

@@ -15,7 +15,7 @@ not put into vectors, so the others have a loop without it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -164,23 +164,27 @@ class Scores:
 
 KeyOf = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 PlaceOf = Callable[[tirx.Expr, tirx.Expr], Place]
+Keys = Sequence[tuple[int, KeyOf]]
+
+DOTS = "scores_dot", "scores_dot_shared"
+"""Blocks that multiply features of a head's own, or all that are staged, and those of all heads."""
 
 
 class ScoreBlocks:
     """Emits the blocks that compute scores; `rules` say what becomes of a dot product."""
 
-    def __init__(self, shape: TileShape, head_dim: int, rules: Scores) -> None:
-        self.shape, self.head_dim, self.rules = shape, head_dim, rules
+    def __init__(self, shape: TileShape, rules: Scores) -> None:
+        self.shape, self.rules = shape, rules
         self.lanes = shape.dot_lanes
         """Partial sums of a score; 0 where a register holds neighbouring keys."""
 
-    def emit(self, q_tile: tirx.Var, key: KeyOf, scores: tirx.Var, place: PlaceOf) -> None:
+    def emit(self, q_tile: tirx.Var, keys: Keys, scores: tirx.Var, place: PlaceOf) -> None:
         """Fill `scores`.
 
-        `key` returns a feature of the key of a column, `place` which score stands at a row and a
-        column.
+        `keys` are the parts of the features of a key: how many, and a function that returns one of
+        them of the key of a column.  `place` tells which score stands at a row and a column.
         """
-        self._products(q_tile, key, scores, place)
+        self._products(q_tile, keys, scores, place)
         if self.shape.on_gpu:
             return
         if not self.rules.reads_by_key():
@@ -193,7 +197,7 @@ class ScoreBlocks:
             with T.Else():
                 self._mask("mask_edge", scores, place, whole=False)
 
-    def _products(self, q_tile: tirx.Var, key: KeyOf, scores: tirx.Var, place: PlaceOf) -> None:
+    def _products(self, q_tile: tirx.Var, keys_of: Keys, scores: tirx.Var, place: PlaceOf) -> None:
         """Emit the register tiles.
 
         A sum is one register element, or `lanes` of them that lie side by side and are folded.
@@ -207,12 +211,15 @@ class ScoreBlocks:
             dot = scratch("dot", tuple(tile.values()), scope="local")
             with block("scores_init", **tile) as at:
                 T.buffer_store(dot, zero(), at)
-            with block("scores_dot", D=self.head_dim // lanes, **tile) as (d, s, lane):
-                i, j = (s // keys, s % keys) if self.lanes else (s, lane)
-                feature = d * lanes + lane if self.lanes else d
-                q = q_tile[io * rows + i, feature].astype(FLOAT)
-                product = q * key(jo * keys + j, feature)
-                T.buffer_store(dot, dot[s, lane] + product, [s, lane])
+            first = 0
+            for number, (features, key) in enumerate(keys_of):
+                with block(DOTS[number], D=features // lanes, **tile) as (d, s, lane):
+                    i, j = (s // keys, s % keys) if self.lanes else (s, lane)
+                    feature = d * lanes + lane if self.lanes else d
+                    q = q_tile[io * rows + i, feature + first].astype(FLOAT)
+                    product = q * key(jo * keys + j, feature)
+                    T.buffer_store(dot, dot[s, lane] + product, [s, lane])
+                first += features
             for width in halves(self.lanes):
                 with block(f"scores_fold{width}", s=rows * keys, l=width) as (s, lane):
                     T.buffer_store(dot, dot[s, lane] + dot[s, lane + width], [s, lane])

@@ -54,6 +54,7 @@ class Operands:
     slopes: tirx.Var | None = None
     sinks: tirx.Var | None = None
     lengths: tirx.Var | None = None
+    shared: tirx.Var | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def tile_shape(work: Attention, plan: TilePlan) -> TileShape:
     on_gpu, group = plan.num_warps > 0, work.q_heads // work.kv_heads
     width = plan.reg_n if plan.reg_n % plan.lanes == 0 else plan.lanes
     rows, keys = plan.block_m, plan.block_n
+    few = not on_gpu and rows <= FEW_ROWS
     if isinstance(work.q_len, int):
         rows = min(rows, _round_up(work.q_len * group, plan.reg_m))
     if isinstance(work.kv_len, int):
@@ -117,7 +119,7 @@ def tile_shape(work: Attention, plan: TilePlan) -> TileShape:
         reg_rows=plan.reg_m,
         reg_keys=gcd(keys, width),
         reg_values=gcd(work.v_dim, width),
-        dot_lanes=gcd(work.head_dim, plan.lanes) if not on_gpu and plan.block_m <= FEW_ROWS else 0,
+        dot_lanes=gcd(work.head_dim, work.shared, plan.lanes) if few else 0,
         threads=max(1, plan.num_warps * WARP),
         on_gpu=on_gpu,
         stage_dtype=work.dtype if on_gpu else FLOAT,

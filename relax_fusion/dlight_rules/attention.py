@@ -9,6 +9,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from ..compute import attention_prim_func
+from ..compute.attention_scores import DOTS
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
@@ -39,7 +40,7 @@ VECTORS = (
 )
 """Blocks whose last loop runs over neighbouring elements."""
 
-SOMETIMES = ("k_load", "v_load", "mask", "mask_edge")
+SOMETIMES = ("k_load", "shared_load", "v_load", "mask", "mask_edge")
 """Blocks whose last loop runs over neighbouring elements, and which not every function for a CPU
 has."""
 
@@ -100,7 +101,7 @@ def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan) -> None:
     for name in (*VECTORS, *optional):
         loop = sch.get_loops(sch.get_sblock(name))[-1]
         vectorise_inner(sch, loop, gcd(int(sch.get(loop).extent), plan.lanes))
-    for name in REGISTER_TILES:
+    for name in (*REGISTER_TILES, *(name for name in DOTS[1:] if name in there)):
         register_tile(sch, sch.get_sblock(name), plan.lanes)
 
 

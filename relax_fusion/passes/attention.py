@@ -6,6 +6,7 @@ import tvm
 from tvm import relax, tirx
 
 from ..errors import Reason
+from ..hardware.target import is_gpu
 from ..matching.attention import AttentionChain, attention_chain
 from ..matching.attention.aligned import Grid
 from ..matching.attention.layout import Laid, laid
@@ -38,7 +39,8 @@ class FuseAttentionChain(FusingPass):
     Movements around the chain are absorbed: transposes and reshapes between ``[b, s, n, h]``,
     ``[b, n, s, h]``, ``[b * n, s, h]`` and ``[b, s, n * h]``, and heads of keys and values that are
     repeated or broadcast for several heads of queries.  Heads that are slices or parts of a split
-    of a merged projection are read where they are, if one follows the other at equal steps.
+    of a merged projection are read where they are, if one follows the other at equal steps.  On a
+    CPU, so are the last features of keys where all heads share them (latent attention).
 
     A scale may stand at q, at k or at the scores; a soft-cap ``c * tanh(s / c)``, a bias (added, or
     by `minimum`), ALiBi and sinks are steps of the kernel.  A mask that depends on positions only,
@@ -78,7 +80,7 @@ class FuseAttentionChain(FusingPass):
         return self._build(view, chain) if chain is not None else None
 
     def _build(self, view: BlockView, chain: AttentionChain) -> Match:
-        found = laid(view, chain)
+        found = laid(view, chain, shares=not is_gpu(self.options.resolved_target()))
         sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
         # Reshapes of nothing do not tell which axis is which, and mean another size
         batch, q_len, kv_len = as_dims((found.batch, found.q_len, found.kv_len))
@@ -90,9 +92,8 @@ class FuseAttentionChain(FusingPass):
         if work.kv_prefix:
             args["kv_len"] = KernelArg(found.kv_len)
         out = found.out.at.expr
-        paths = dict.fromkeys((*found.q.path, *found.k.path, *found.v.path))
-        inner = read_by(view, paths, chain.scores.covers)
-        moved = (v for v in paths if v in inner)
+        inner = read_by(view, found.paths, chain.scores.covers)
+        moved = (v for v in found.paths if v in inner)
         covers = tuple(dict.fromkeys((*moved, *chain.scores.covers, *found.out.path)))
         check_inner(view, covers, {out})
         refuse_kept_roundings(view, covers)
@@ -138,6 +139,7 @@ class FuseAttentionChain(FusingPass):
             q_in=q_in,
             k_in=k_in,
             v_in=v_in,
+            shared=0 if found.shared is None else static(found.shared.width, "what heads share"),
         )
 
 

@@ -129,6 +129,9 @@ class Attention(Described):
     q_in, k_in, v_in : Heads, optional
         Where the heads of q, k and v are in a tensor ``[b, s, n, h]`` that has others, too, as a
         merged projection.  None: the tensor has no others.
+    shared : int
+        The last features of a key, which all heads share: they are an operand ``[b, s, shared]``,
+        and k has those in front of them (latent attention).
     """
 
     batch: Dim
@@ -158,11 +161,12 @@ class Attention(Described):
     q_in: Heads | None = None
     k_in: Heads | None = None
     v_in: Heads | None = None
+    shared: int = 0
 
     __hash__ = Described.__hash__
 
     def apart(self, **sizes: int) -> list[Atom]:
-        """Return scores, softmax and values, and copies of repeated or cached keys and values.
+        """Return scores, softmax and values, and copies of repeated, cached or joined keys.
 
         Scores are written and read again twice, unmasked.  A transposition that a layout asks for
         is left out: it may be fused into a neighbour.
@@ -173,6 +177,7 @@ class Attention(Described):
         count, scores = batch * self.q_heads, batch * self.q_heads * rows * keys
         each = [batch * self.kv_heads * keys * n * b for n in (self.head_dim, self.v_dim)]
         copied = [Atom((1 + group) * own) for own in each if group > 1 or self.kv_prefix]
+        copied += [Atom(each[0] + moved["k"] + moved["shared"])] if self.shared else []
         maker: Literal["rule", "tvm"] = "rule" if isinstance(self.kv_len, int) else "tvm"
 
         def product(k: int, n: int, layout: WeightLayout, beside: int = 0) -> Atom:
@@ -219,7 +224,7 @@ class _Writer:
         self.b = Axis("b", known[work.batch])
         self.n, self.e = Axis("n", work.kv_heads), Axis("e", group)
         self.i, self.t = Axis("i", known[work.q_len]), Axis("t", known[work.kv_len])
-        self.d, self.c = Axis("d", work.head_dim), Axis("c", work.v_dim)
+        self.d, self.c = Axis("d", work.head_dim - work.shared), Axis("c", work.v_dim)
         self.head = self.n * group + self.e
         self.length: Expr | None = None
         self.row = (self.b, self.n, self.e, self.i)
@@ -230,8 +235,10 @@ class _Writer:
         keys = CAPACITY if work.kv_prefix else self.t.size
         of = {name: work.heads_in(name) for name in ("q", "k", "v")}
         q = self._input("q", work.q_layout, (self.i.size, of["q"].total, work.head_dim))
-        k = self._input("k", work.kv_layout, (keys, of["k"].total, work.head_dim))
+        k = self._input("k", work.kv_layout, (keys, of["k"].total, self.d.size))
         v = self._input("v", work.kv_layout, (keys, of["v"].total, work.v_dim))
+        if work.shared:
+            g.input("shared", (self.b.size, keys, work.shared), work.dtype)
         bias = self._by_score("bias", work.bias_dims, work.bias_dtype)
         mask = self._by_score("mask", work.mask_dims, "bool")
         slopes = g.input("slopes", (work.q_heads,), work.alibi) if work.alibi else None
@@ -243,20 +250,20 @@ class _Writer:
         query = self._at(q, work.q_layout, self.i, of["q"].at(self.head), self.d)
         key = self._at(k, work.kv_layout, self.t, of["k"].at(self.n), self.d)
         value = self._at(v, work.kv_layout, self.t, of["v"].at(self.n), self.c)
-        score = self._score(query * key, bias, slopes)
+        score = self._score(self._dot(q, query * key), bias, slopes)
         seen: dict[str, Any] = {"band": self._band(), "where": there}
         sink = None if sinks is None else sinks[self.head]
         at_row = (*self.row, self.t)
         s = g.map("score", at_row, score, "float32")[at_row]
-        top = apply(
-            "finite", g.max("row_max", self.row, (self.t,), s, start=sink, **seen)[self.row]
-        )
+        largest = g.max("row_max", self.row, (self.t,), s, start=sink, **seen)[self.row]
+        top = apply("finite", largest)
         weight = g.map("weight", at_row, apply("exp", s - top), "float32")[at_row]
         first = None if sink is None else apply("exp", sink - top)
         total = g.sum("row_sum", self.row, (self.t,), weight, start=first, **seen)
         at_out = (*self.row, self.c)
         acc = g.sum("acc", at_out, (self.t,), weight * value, **seen)[at_out]
-        out = self._tensor(work.out_layout)
+        shape = self._shape(work.out_layout, (self.i.size, work.q_heads, work.v_dim))
+        out = g.tensor("out", shape, work.out_dtype)
         place = self._at(out, work.out_layout, self.i, self.head, self.c)
         g.part(place, at_out, apply("ratio", acc, total[self.row]))
         g.output(out)
@@ -269,14 +276,19 @@ class _Writer:
     def _input(self, name: str, layout: HeadLayout, sizes: tuple[Dim, Dim, Dim]) -> Handle:
         return self.g.input(name, self._shape(layout, sizes), self.work.dtype)
 
-    def _tensor(self, layout: HeadLayout) -> Handle:
-        work = self.work
-        shape = self._shape(layout, (self.i.size, work.q_heads, work.v_dim))
-        return self.g.tensor("out", shape, work.out_dtype)
+    def _dot(self, q: Handle, product: Expr) -> Expr:
+        """Return the products of features of a head's own, and of those that heads share."""
+        work, at_row = self.work, (*self.row, self.t)
+        dot: Expr = self.g.sum("dot", at_row, (self.d,), product)[at_row]
+        if not work.shared:
+            return dot
+        r, head = Axis("r", work.shared), work.heads_in("q").at(self.head)
+        query = self._at(q, work.q_layout, self.i, head, r + (work.head_dim - work.shared))
+        key = Handle("shared")[(self.b, self.t, r)]
+        return dot + self.g.sum("dot_shared", at_row, (r,), query * key)[at_row]
 
-    def _at(self, tensor: Handle, layout: HeadLayout, s: Axis, n: At, h: Axis) -> Read:
-        places: tuple[Place, ...] = (self.b, s, n, h)
-        by_letter = dict(zip("bsnh", places, strict=True))
+    def _at(self, tensor: Handle, layout: HeadLayout, s: Axis, n: At, h: Place) -> Read:
+        by_letter: dict[str, Place] = {"b": self.b, "s": s, "n": n, "h": h}
         return tensor[tuple(by_letter[letter] for letter in layout)]
 
     def _by_score(self, name: str, dims: MaskDims | None, dtype: str) -> Read | None:
@@ -305,10 +317,9 @@ class _Writer:
         there = apply("maximum", self.length - AxisValue("t"), Const(0.0))
         return there if mask is None else there * mask
 
-    def _score(self, product: Expr, bias: Read | None, slopes: Handle | None) -> Expr:
+    def _score(self, dot: Expr, bias: Read | None, slopes: Handle | None) -> Expr:
         """Return what becomes of a dot product, in order: scale, soft-cap, bias, ALiBi."""
-        work, at_row = self.work, (*self.row, self.t)
-        dot = self.g.sum("dot", at_row, (self.d,), product)[at_row]
+        work = self.work
         score: Expr = dot * work.scale
         if work.softcap is not None:
             score = Const(work.softcap) * apply("tanh", score / work.softcap)
@@ -325,9 +336,8 @@ class _Writer:
         """Return the key position at which the first query stands; None for 0."""
         if self.work.causal != "bottom_right":
             return None
-        keys: Expr = Size(self.t.size)
-        if self.length is not None:
-            keys = apply("minimum", self.length, keys)
+        size = Size(self.t.size)
+        keys = size if self.length is None else apply("minimum", self.length, size)
         return keys - Size(self.i.size)
 
     def _band(self) -> Band | None:

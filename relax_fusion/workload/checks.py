@@ -79,6 +79,8 @@ def _wrong_steps(work: Any) -> Iterator[str]:
         if work.q_heads % work.kv_heads:
             yield f"kv_heads is {work.kv_heads}, does not divide q_heads={work.q_heads}"
         yield from _wrong_heads(work)
+        if not (isinstance(work.shared, int) and 0 <= work.shared < work.head_dim):
+            yield f"shared is {shown(work.shared)}, must be below head_dim={work.head_dim}, from 0"
         if work.lengths is not None:
             yield from _wrong_lengths(work.lengths)
     if isinstance(work, GatedFFN) and work.activation not in ACTIVATIONS:

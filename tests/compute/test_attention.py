@@ -24,7 +24,7 @@ from relax_fusion.hardware.target import host_target
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..support.attention_cases import BASE, Case, cases
+from ..support.attention_cases import BASE, Case, cases, shared_cases
 from ..support.quick import loaded, quickly
 from ..support.slow import quick_if
 
@@ -42,8 +42,9 @@ BY_LENGTH = PlanTable(
     )
 )
 
-ALL = cases()
-SOME = [c for c in ALL if c.name in ("tail_7x65", "bottom_right_65x33", "bias_1111", "cache")]
+ALL = [*cases(), *shared_cases()]
+NAMES = "tail_7x65", "bottom_right_65x33", "bias_1111", "cache", "shared", "shared_odd"
+SOME = [c for c in ALL if c.name in NAMES]
 DYNAMIC = [c for c in ALL if c.name.startswith("dynamic")]
 REPEATED = ("tail_1x63", "tail_7x64", "tail_33x130", "layout_bnsh_bnsh_bnsh", "head_dim_96")
 REPEATED += ("top_left_40x40", "top_left_1x70", "bottom_right_40x40", "bias_0011", "bias_1001")

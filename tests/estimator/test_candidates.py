@@ -154,6 +154,7 @@ def turned(rope: Rope) -> NormMatmul:
         *((turned(rope), sentence) for rope, sentence in ROPES),
         (replace(HEADS, q_heads=5), "kv_heads is 2, does not divide q_heads=5"),
         (replace(HEADS, kv_heads=0), "kv_heads is 0, must be an integer from 1 on"),
+        (replace(HEADS, shared=HEADS.head_dim), "shared is .*, must be below head_dim"),
         (replace(HEADS, window=0), "window is 0, must be an integer from 1 on"),
         (replace(HEADS, q_in=(8, 0)), "q_in is .8, 0., must be Heads"),
         (replace(HEADS, q_in=Heads(6, 3)), "q_in: head 6 is read, there are 6"),

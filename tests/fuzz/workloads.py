@@ -164,6 +164,8 @@ class Chooser:
             k_in=self._among(kv_heads, kv_layout),
             v_in=self._among(kv_heads, kv_layout),
         )
+        if self.chance(15):  # on CPUs: others have no plan for it
+            work = replace(work, shared=self.pick(1, dim // 4, dim // 2, dim - 1))
         if self.chance(15):
             lengths = Lengths(self.pick("int32", "int64"), self.chance(50), self.pick(0, 1, -2))
             work = replace(work, lengths=lengths)

@@ -67,6 +67,8 @@ class Case:
             arrays[name] *= arrays[name].dtype.type(self.magnitude)
         if work.kv_prefix:
             axis = work.kv_layout.index("s")
+            if work.shared:
+                arrays["shared"][:, self.lengths[2] :] = np.nan
             for name in ("k", "v"):
                 np.moveaxis(arrays[name], axis, 0)[self.lengths[2] :] = np.nan
         if self.edit is not None:
@@ -388,6 +390,21 @@ def _counted() -> list[Case]:
             edit=_keys(64, 0, 17),
             sizes={"batch": 3, "kv_len": 70},
         ),
+    ]
+
+
+def shared_cases() -> list[Case]:
+    """Return cases of keys whose last features all heads share, which CPUs read apart."""
+    kv_len, wide = DynamicDim("kv_len"), {"head_dim": 48, "shared": 16}
+    pairs = {"k_in": Heads(4, 0, 2), "v_in": Heads(4, 1, 2)}
+    cache = {"kv_prefix": True, "causal": "bottom_right", "kv_len": kv_len}
+    return [
+        _case("shared", **wide, **pairs, causal="top_left", q_len=33, kv_len=33),
+        _case("shared_few_rows", **wide, **pairs, q_len=1),
+        _case("shared_groups", **wide, q_heads=6, kv_layout="bnsh", q_len=3, dtype="bfloat16"),
+        _case("shared_odd", head_dim=21, shared=5, v_dim=16, q_len=2, dtype="float16"),
+        _case("shared_all_but_one", head_dim=16, shared=15, q_layout="bnsh"),
+        _case("shared_cache", **wide, **cache, sizes={"kv_len": 37, "kv_capacity": 96}),
     ]
 
 

@@ -41,6 +41,7 @@ OTHERS = {
         *(1, 2, 3, 4, 2, 8, 8, 1.0, "none", None, "float16", "float16"),
         q_in=Heads(8),
         k_in=Heads(8, 4, 2),
+        shared=3,
     ),
 }
 

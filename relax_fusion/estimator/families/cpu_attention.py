@@ -122,7 +122,7 @@ def _predict(plan: TilePlan, foot: Footprint, problem: Problem[Attention], of: S
     step = _attention_step(work, plan, dev)
     cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)
     keys = visible_keys(work, size)
-    kv_bytes = size.batch * work.kv_heads * keys * d * b
+    kv_bytes = size.batch * keys * (work.kv_heads * (d - work.shared) + work.shared) * b
     moved = attention_qo_bytes(work, size)
     kv_loads = tasks * mean_steps * plan.block_n * d * b
     # The row tiles of a head follow each other: its keys stay in L2 where they fit.

@@ -50,8 +50,8 @@ class FmaAttention(KernelFamily[Attention]):
     fallback = True
 
     def takes(self, problem: Problem[Any]) -> bool:
-        """Take all."""
-        return problem.is_plain("gpu", Attention)
+        """Take all whose keys are one tensor."""
+        return problem.is_plain("gpu", Attention) and not problem.work.shared
 
     def plans(self, problem: Problem[Attention]) -> Iterator[Offer]:
         """Yield tiles whose register tiles keep at least half of the threads busy."""

@@ -15,6 +15,7 @@ from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from ..shapes import dtype_of, same_shape, shape_of, shape_text, static
 from .chain import AttentionChain
 from .operands import WIDENED, Operand, read_by, sources
+from .shared_keys import apart, one_for_all
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,28 @@ class Laid:
         every = (self.q, self.k, self.v)
         return tuple(at.heads_of(self.batch) if at.kept else None for at in every)
 
+    @property
+    def shared(self) -> Operand | None:
+        """The features of keys that all heads share."""
+        return self.k.shared[0] if self.k.shared else None
+
+    @property
+    def paths(self) -> tuple[relax.Var, ...]:
+        """The bindings between operands and the matmuls."""
+        found = (self.q, self.k, self.v, *self.k.shared)
+        return tuple(dict.fromkeys(var for at in found for var in at.path))
+
     def args(self) -> dict[str, KernelArg]:
         """Return query, key and value, by name, as tensors of four dimensions."""
         layouts = (self.q_layout, self.kv_layout, self.kv_layout)
         own = (self.q_heads, self.kv_heads, self.kv_heads)
         heads = (n if part is None else part.total for n, part in zip(own, self.parts, strict=True))
         found = zip("qkv", (self.q, self.k, self.v), layouts, heads, strict=True)
-        return {x: KernelArg(o.at.expr, self.shape(o, n, layout)) for x, o, layout, n in found}
+        args = {x: KernelArg(o.at.expr, self.shape(o, n, layout)) for x, o, layout, n in found}
+        if (at := self.shared) is not None:
+            sizes = (self.batch, _size(at.positions), _size(at.features))
+            args["shared"] = KernelArg(at.at.expr, sizes)
+        return args
 
     def shape(self, at: Operand, heads: int, layout: HeadLayout) -> tuple[PrimExpr | int, ...]:
         """Return the four dimensions of an operand or of the result."""
@@ -81,11 +97,16 @@ def _size(atom: Atom | None) -> PrimExpr | int:
     return 1 if atom is None else atom.size
 
 
-def laid(view: BlockView, chain: AttentionChain) -> Laid:
-    """Look through the movements around an attention, as far as a kernel can do without them."""
+def laid(view: BlockView, chain: AttentionChain, *, shares: bool) -> Laid:
+    """Look through the movements around an attention, as far as a kernel can do without them.
+
+    `shares`: a kernel reads features that heads share apart from those of each head.
+    """
     *operands, out = chain.operands
     found = [list(sources(view, o)) for o in operands]
-    inner = read_by(view, (v for every in found for v in every[-1].path), chain.scores.covers)
+    found[1] += apart(view, found[1]) if shares else ()
+    ends = (at for every in found for last in every for at in (last, *last.shared))
+    inner = read_by(view, (v for at in ends for v in at.path), chain.scores.covers)
     ranked = [_by_movements(view, every, inner) for every in found]
     results = list(results_of(view, out))
     results = _by_movements(view, results, set(results[-1].path))
@@ -192,6 +213,8 @@ def _checked(
     q_heads, kv_heads, v_heads = (_heads(at, batch) for at in choice)
     detail = f"heads of key and value differ: {kv_heads} and {v_heads}"
     guard(kv_heads == v_heads, Reason.SHAPE, detail)
+    shared = one_for_all(k, batch)
+    k = k if shared is None else replace(k, shared=(shared,))
     groups = size_of(a for a in k.at.order if a in k.at.copied)
     detail = f"{q_heads} query heads over {kv_heads} key heads repeated {groups} times"
     guard(same_shape((q_heads,), (kv_heads * groups,)), Reason.SHAPE, detail)
@@ -208,8 +231,7 @@ def _checked(
     if out is None:
         raise Refused(Reason.DTYPE, f"the value is {v.dtype}, the result {results[-1].dtype}")
     return Laid(
-        *choice,
-        out,
+        *(q, k, v, out),
         batch,
         q_heads,
         kv_heads,

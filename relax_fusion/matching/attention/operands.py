@@ -7,8 +7,9 @@ neighbours were.  A kernel can read the source if its heads are then at equal di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from tvm import relax, tirx
 
@@ -165,6 +166,8 @@ class Operand:
         Whether the matmul reads it in a wider type.
     kept : tuple of Kept
         Of which atoms of the tensor a part is read.
+    shared : tuple of Operand
+        Of keys, features behind these that all heads share, and what those were made of.
     """
 
     name: str
@@ -177,6 +180,7 @@ class Operand:
     widened: bool = False
     steps: int = 0
     kept: tuple[Kept, ...] = ()
+    shared: tuple[Operand, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -260,12 +264,16 @@ def packed(at: Operand) -> Operand:
     return replace(at, at=found)
 
 
-def sources(view: BlockView, at: Operand) -> Iterator[Operand]:
-    """Yield an operand and, one by one, the tensors that it was made of."""
+Reader: TypeAlias = Callable[[BlockView, Operand], Operand | None]
+
+
+def sources(
+    view: BlockView, at: Operand, readers: Sequence[Reader] | None = None
+) -> Iterator[Operand]:
+    """Yield an operand and, one by one, the tensors that it was made of, by some of the readers."""
     yield at
-    var = at.at.expr
+    var, readers = at.at.expr, readers or (_cast, _factor, _prefix, *MOVES)
     while isinstance(var, relax.Var):
-        readers = (_cast, _factor, _prefix, _uncut, _moved)
         before = next((b for read in readers if (b := read(view, at)) is not None), None)
         if before is None:
             return
@@ -325,3 +333,8 @@ def _uncut(view: BlockView, at: Operand) -> Operand | None:
 def _moved(view: BlockView, at: Operand) -> Operand | None:
     before = behind(view, at.at)
     return None if before is None else replace(at, at=before)
+
+
+MOVED = (_moved,)
+MOVES = (_uncut, _moved)
+"""Readers of movements, and of parts of merged tensors."""

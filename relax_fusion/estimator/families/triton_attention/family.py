@@ -94,8 +94,8 @@ class TritonAttention(KernelFamily[Attention]):
     breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096)
 
     def takes(self, problem: Problem[Any]) -> bool:
-        """Take all."""
-        return problem.is_plain("gpu", Attention)
+        """Take all whose keys are one tensor."""
+        return problem.is_plain("gpu", Attention) and not problem.work.shared
 
     def refuses(self, problem: Problem[Attention]) -> str | None:
         """Refuse dtypes, features and devices that the kernels are not for."""
