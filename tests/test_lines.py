@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 84_959, 482
+LIBRARY = 85_111, 483
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 62_778
+TESTS = 62_853
 """The most lines of Python in ``tests/``."""
 
 
