@@ -17,6 +17,7 @@ FLOORS = (
     (
         *("matching", "canonical", "compute", "equivalence", "transforms", "launch"),
         *("quantization", "cuda_kernels", "inventory", "mend", "tvm_ir", "algebra", "grouping"),
+        "parallel",
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     (

@@ -31,7 +31,7 @@ MODULES = (
     *("relax_fusion", "relax_fusion.algebra", "relax_fusion.canonical"),
     "relax_fusion.dlight_rules",
     *("relax_fusion.frontends", "relax_fusion.hardware", "relax_fusion.mlc"),
-    *("relax_fusion.models", "relax_fusion.studio", "relax_fusion.torch"),
+    *("relax_fusion.models", "relax_fusion.parallel", "relax_fusion.studio", "relax_fusion.torch"),
     "relax_fusion.triton_bridge",
 )
 

@@ -157,9 +157,9 @@ class Nvrtc:
 @lru_cache
 def find_nvrtc() -> Nvrtc | None:
     """Return the NVRTC of the wheel ``nvidia-cuda-nvrtc``; None if that is not installed."""
-    cuda = [root / "cu13" for root in _roots("nvidia")]
+    cuda = [root / "cu13" for root in package_roots("nvidia")]
     libraries = [path for root in cuda for path in root.glob("lib/libnvrtc.so.*")]
-    includes = [root / "backends" / "nvidia" / "include" for root in _roots("triton")]
+    includes = [root / "backends" / "nvidia" / "include" for root in package_roots("triton")]
     includes += [root / name for root in cuda for name in ("include", "include/cccl")]
     return Nvrtc(libraries[0], tuple(filter(Path.is_dir, includes))) if libraries else None
 
@@ -178,7 +178,7 @@ def require_nvrtc() -> Nvrtc:
     return found
 
 
-def _roots(package: str) -> list[Path]:
+def package_roots(package: str) -> list[Path]:
     """Return the directories of a package, which is not imported."""
     spec = importlib.util.find_spec(package)
     return [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -316,6 +318,12 @@ def elements_behind_the_end() -> bool:
 
 
 # --- all --------------------------------------------------------------------------------------
+
+
+@needs("disco_import")
+def disco_is_not_there() -> bool:
+    code = "import sys, tvm; sys.exit(tvm.runtime.disco is None)"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in Path(mend.__file__).parent.glob("[!_]*")))
