@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 85_111, 483
+LIBRARY = 85_904, 489
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 62_853
+TESTS = 63_208
 """The most lines of Python in ``tests/``."""
 
 
