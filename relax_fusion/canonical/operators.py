@@ -10,9 +10,9 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.activations import activation
-from ..matching.constants import binary, scalar, squared
+from ..matching.constants import binary, is_filled, scalar, squared
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
-from ..tvm_ir import GenericConst, structural_equal
+from ..tvm_ir import structural_equal
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 
@@ -156,9 +156,9 @@ def _times_gamma(rewriter: Rewriter, data: relax.Expr, gamma: relax.Expr) -> rel
     """Return the norm that `data` is, with its gamma, in front of a cast or behind it."""
     cast = rewriter.call(data, "relax.astype")
     norm = rewriter.call(cast.args[0] if cast is not None else data, *_NORMS)
-    if norm is None or not _is_constant(norm.args[1], 1.0):
+    if norm is None or not is_filled(norm.args[1], 1.0):
         return None
-    if not all(_is_constant(beta, 0.0) for beta in norm.args[2:]):
+    if not all(is_filled(beta, 0.0) for beta in norm.args[2:]):
         return None  # it is multiplied, too
     row = _vector(rewriter, gamma, norm.args[1])
     if row is None:
@@ -175,7 +175,7 @@ def _sum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Read LayerNorm plus beta."""
     for data, other in (call.args, call.args[::-1]):
         norm = rewriter.call(data, "relax.nn.layer_norm")
-        if norm is None or not _is_constant(norm.args[2], 0.0):
+        if norm is None or not is_filled(norm.args[2], 0.0):
             continue
         row = _vector(rewriter, other, norm.args[2])
         if row is not None:
@@ -200,7 +200,7 @@ def _narrow(rewriter: Rewriter, expr: relax.Expr, dtype: str) -> relax.Expr | No
     cast = rewriter.call(expr, "relax.astype")
     if cast is not None:
         return cast.args[0] if dtype_of(cast.args[0]) == dtype else None
-    value = next((v for v in (0.0, 1.0) if _is_constant(expr, v)), None)
+    value = next((v for v in (0.0, 1.0) if is_filled(expr, v)), None)
     width = shape_of(expr)
     return None if value is None or width is None else _filled(value, int(width[0]), dtype)
 
@@ -211,24 +211,27 @@ def _with(norm: relax.Call, args: list[relax.Expr]) -> relax.Call:
 
 
 def _vector(rewriter: Rewriter, expr: relax.Expr, like: relax.Expr) -> relax.Expr | None:
-    """Return a tensor that is one row of as many features as `like`, as that row."""
+    """Return a tensor that is one row of as many features as `like`, as that row.
+
+    A number is added to the row: it may be the 1 of a kernel that multiplies by ``1 + gamma``.
+    """
     shape, width = shape_of(expr), shape_of(like)
     if shape is None or width is None or not same_shape(shape[-1:], width):
         return None
     if not all(map(is_one, shape[:-1])):
         return None
-    return expr if len(shape) == 1 else rewriter.emit(relax.op.reshape(expr, width))
+    if len(shape) == 1:
+        return expr
+    for row, number in binary(rewriter, expr, "relax.add"):
+        value = scalar(rewriter, number)
+        if value is not None and same_shape(shape_of(row), shape):
+            row = rewriter.emit(relax.op.reshape(row, width))
+            return rewriter.emit(relax.op.add(row, relax.const(value, dtype_of(row))))
+    return rewriter.emit(relax.op.reshape(expr, width))
 
 
 def _filled(value: float, width: int, dtype: str) -> relax.Expr:
     return relax.const(np.full(width, value), dtype)
-
-
-def _is_constant(expr: relax.Expr, value: float) -> bool:
-    """Tell whether a vector is constant, and `value` everywhere."""
-    if not isinstance(expr, GenericConst) or len(shape_of(expr) or ()) != 1:
-        return False
-    return bool((expr.value.numpy() == value).all())
 
 
 def _activated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

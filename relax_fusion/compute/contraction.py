@@ -203,10 +203,11 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     )
 
     def normalised(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        factor = gamma(j).astype(ACCUMULATE)
+        at = (i // norm.each, j) if norm.each else (j,)
+        factor = gamma(*at).astype(ACCUMULATE)
         factor = factor + offset if norm.unit_offset else factor
         value = centred(i, j) * te.rsqrt(square(i) / count + eps) * factor
-        value = value + beta(j).astype(ACCUMULATE) if beta is not None else value
+        value = value + beta(*at).astype(ACCUMULATE) if beta is not None else value
         return value.astype(dtype) if edges == "none" else value
 
     result = te.compute((padded, k), normalised, "x_norm")

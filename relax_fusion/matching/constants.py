@@ -26,6 +26,13 @@ def scalar(view: Definitions, expr: relax.Expr) -> float | None:
     return float(value.value.numpy().reshape(-1)[0])
 
 
+def is_filled(expr: relax.Expr, value: float) -> bool:
+    """Tell whether a vector is constant, and `value` everywhere."""
+    if not isinstance(expr, GenericConst) or len(shape_of(expr) or ()) != 1:
+        return False
+    return bool((expr.value.numpy() == value).all())
+
+
 _CONSTANT_DIGITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """A dtype rounds a constant by so much of it; of irrational ones, front ends write five digits."""
 

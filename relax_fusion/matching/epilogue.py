@@ -15,9 +15,9 @@ from .bindings import Identity
 from .constants import binary, scaled
 from .linear import Linear
 from .movements import keeps_features
-from .pattern import BlockView, KernelArg, Shape, is_call
+from .pattern import BlockView, KernelArg, is_call
 from .roundings import narrows
-from .shapes import as_dim, dtype_of, is_one, product, same_shape, shape_of
+from .shapes import as_dim, dtype_of, groups_of, is_one, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1
 """A kernel takes along so many activations.  Each repeats up to four times what is in front of it:
@@ -207,26 +207,10 @@ def _combined(
     step = "bias" if operator == "add" else "scale"
     if ones:
         return _longer(chain, user, step, KernelArg(other, (chain.linear.n,)))
-    groups, rows = _groups(other_shape, shape)
+    groups, rows = groups_of(other_shape, shape)
     if not groups:
         return None
     return _longer(chain, user, f"{step}:{rows}", KernelArg(other, (groups, chain.linear.n)))
-
-
-def _groups(other: Shape, shape: Shape) -> tuple[int, int]:
-    """Return how many rows a tensor ``[b, 1, n]`` has, each for how many of ``[b, s, n]``.
-
-    0 where it is no such tensor, or a number is not known.
-    """
-    if len(other) != len(shape):
-        return 0, 0
-    lead = next(
-        (i for i, size in enumerate(other[:-1]) if is_one(size) and not is_one(shape[i])), 0
-    )
-    if not (same_shape(other[:lead], shape[:lead]) and all(map(is_one, other[lead:-1]))):
-        return 0, 0
-    groups, rows = product(shape[:lead]), product(shape[lead:-1])
-    return (groups, rows) if isinstance(groups, int) and isinstance(rows, int) else (0, 0)
 
 
 def _activation_after(view: BlockView, chain: FusedProjection) -> FusedProjection | None:

@@ -9,9 +9,11 @@ from tvm import relax
 
 from ..errors import Reason
 from ..workload import Norm
-from .constants import binary, scalar, squared
+from .constants import binary, is_filled, scalar, squared
 from .pattern import BlockView, guard
-from .shapes import dtype_of, known_shape, same_shape, shape_of
+from .shapes import dtype_of, groups_of, known_shape, same_shape, shape_of
+
+NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def normalisation(view: BlockView, var: relax.Expr) -> Normed | None:
     """Recognise the norm that defines `var`; refuse one that is not over the last axis.
 
     It may be of rows that were widened to float32, and rounded to their dtype; its gamma may be
-    ``w + 1``.
+    ``w + 1``; gamma and beta may have a row for each sequence, as adaLN's have.
     """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
@@ -44,7 +46,7 @@ def normalisation(view: BlockView, var: relax.Expr) -> Normed | None:
     if found is not None and rounding is not None:
         found = _rounded(view, var, found)
     if found is None:
-        return _decomposed_rms(view, var)
+        return _decomposed_rms(view, var) or _modulated(view, var)
     return _with_parameters(view, found)
 
 
@@ -57,7 +59,7 @@ def is_rounded_norm(view: BlockView, var: relax.Var) -> bool:
 
 def _operator(view: BlockView, var: relax.Expr) -> Normed | None:
     """Read an operator, its operands as they are."""
-    call = view.call(var, "relax.nn.rms_norm", "relax.nn.layer_norm")
+    call = view.call(var, *NORMS)
     if call is None or not isinstance(var, relax.Var):
         return None
     kind: Literal["rms", "layer"] = "rms" if call.op.name == "relax.nn.rms_norm" else "layer"
@@ -149,6 +151,36 @@ def _read_only_by(
     if not isinstance(expr, relax.Var) or view.escapes(expr):
         return ()
     return (expr,) if set(view.uses(expr)) <= set(readers) else ()
+
+
+def _modulated(view: BlockView, var: relax.Var) -> Normed | None:
+    """Recognise ``norm(x) * scale + shift`` of both as ``[b, 1, k]``, for rows ``[b, s, k]``."""
+    for scaled, shift in ((var, None), *binary(view, var, "relax.add")):
+        for rows, scale in binary(view, scaled, "relax.multiply"):
+            if (shift is not None and view.only_user(scaled) is None) or not _is_bare(view, rows):
+                continue
+            found, given = normalisation(view, rows), [scale] if shift is None else [scale, shift]
+            each = {groups_of(shape_of(p) or [], shape_of(var) or [])[1] for p in given}
+            if found is None or len(each) > 1 or 0 in each:
+                continue
+            norm = replace(found.norm, beta=shift is not None, each=each.pop())
+            covers = tuple(dict.fromkeys((*found.covers, scaled, var)))
+            spelling = f"{found.spelling}, a scale for each sequence"
+            read = Normed(norm, var, found.source, scale, shift, covers, spelling)
+            return _with_parameters(view, read)
+    return None
+
+
+def _is_bare(view: BlockView, rows: relax.Expr) -> bool:
+    """Tell whether one reader has a norm over the last axis, whose gamma is 1 and beta 0."""
+    cast = view.call(rows, "relax.astype")
+    call = view.call(rows if cast is None else cast.args[0], *NORMS)
+    if call is None or view.only_user(rows) is None:
+        return False
+    last = len(shape_of(call) or ()) - 1
+    plain = [int(a) % (last + 1) for a in call.attrs.axes] == [last]
+    values = zip(call.args[1:], (1.0, 0.0), strict=False)
+    return plain and all(is_filled(view.definition(e), value) for e, value in values)
 
 
 def _decomposed_rms(view: BlockView, var: relax.Var) -> Normed | None:

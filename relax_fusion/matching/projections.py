@@ -83,9 +83,10 @@ def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> P
     check_inner(view, covers, {normed.var})
     source = Rows.of(normed.source)
     params = {"gamma": normed.gamma, "beta": normed.beta}
-    args = {name: KernelArg(param) for name, param in params.items() if param is not None}
+    shape = None if not norm.each else (int(source.rows) // norm.each, source.k)
+    args = {name: KernelArg(param, shape) for name, param in params.items() if param is not None}
     for param in (arg.expr for arg in args.values()):
-        fits = same_shape(shape_of(param), (source.k,))
+        fits = shape is not None or same_shape(shape_of(param), (source.k,))
         detail = f"a norm parameter has shape {shape_of(param)}, not ({source.k},)"
         guard(fits, Reason.SHAPE, detail)
     args["x"] = source.arg()

@@ -92,6 +92,22 @@ def product(dims: Shape) -> PrimExpr | int:
     return int(total) if isinstance(total, tirx.IntImm) else total
 
 
+def groups_of(other: Shape, shape: Shape) -> tuple[int, int]:
+    """Return how many rows a tensor ``[b, 1, n]`` has, each for how many of ``[b, s, n]``.
+
+    0 where it is no such tensor, or a number is not known.
+    """
+    if len(other) != len(shape):
+        return 0, 0
+    lead = next(
+        (i for i, size in enumerate(other[:-1]) if is_one(size) and not is_one(shape[i])), 0
+    )
+    if not (same_shape(other[:lead], shape[:lead]) and all(map(is_one, other[lead:-1]))):
+        return 0, 0
+    groups, rows = product(shape[:lead]), product(shape[lead:-1])
+    return (groups, rows) if isinstance(groups, int) and isinstance(rows, int) else (0, 0)
+
+
 def as_dim(value: PrimExpr | int, bounds: Mapping[str, int] | None = None) -> Dim:
     """Describe a size for a workload: an int, or a `DynamicDim` named as it prints.
 

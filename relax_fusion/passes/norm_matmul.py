@@ -43,6 +43,11 @@ class FuseRMSNormMatmul(FusingPass):
             ->
         as above, of s and g: the kernel computes 1 + g in float32
 
+        n  = R.nn.layer_norm(s, 1, 0)                    # adaLN: c and t have a row for each
+        h  = R.add(R.multiply(n, R.add(c, 1)), t)        # sequence, [b, 1, k]
+            ->
+        as above, of s, c and t
+
         q2 = R.permute_dims(R.reshape(q, [b, s, heads, d]), [0, 2, 1, 3])   # or neither, or split
         y  = R.add(R.multiply(q2, cos), R.multiply(rotate_half(q2), sin))   # rope, behind a bias
             ->

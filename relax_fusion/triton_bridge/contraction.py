@@ -99,6 +99,8 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "AT_ONCE": c.dependent and c.few_rows and not c.fixed.leads,
         "UNIT_OFFSET": norm.unit_offset,
     }
+    if norm.each:
+        constants["EACH"] = norm.each
     if norm.first is not None:
         constants |= {"FIRST_EPS": norm.first.eps, "FIRST_OFFSET": norm.first.unit_offset}
     grid = (ceil_div(c.rows, rows),)

@@ -85,9 +85,18 @@ def _wrong_steps(work: Any) -> Iterator[str]:
             yield from _wrong_lengths(work.lengths)
     if isinstance(work, GatedFFN) and work.activation not in ACTIVATIONS:
         yield f"activation is {shown(work.activation)}, must be of {', '.join(ACTIVATIONS)}"
+    if isinstance(work, NormMatmul | GatedFFN):
+        yield from _wrong_norm(work)
     if isinstance(work, NormMatmul):
         for projection in work.outputs:
             yield from _wrong_projection(projection, work.rows)
+
+
+def _wrong_norm(work: NormMatmul | GatedFFN) -> Iterator[str]:
+    """Yield that parameters of a norm have rows for no whole number of sequences."""
+    each, rows = work.norm.each if work.norm is not None else 0, work.rows
+    if each < 0 or (each and (not isinstance(rows, int) or rows % each)):
+        yield f"a norm's each is {each}, must divide a number of rows"
 
 
 def _wrong_heads(work: Attention) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from .builder import GraphBuilder, Handle
+from .dims import Dim
 from .operators import ACTIVATIONS
 from .values import At, Axis, Const, Expr, Size, apply
 
@@ -89,7 +90,7 @@ class Norm:
     eps : float
         Added to the mean square or the variance.
     beta : bool
-        Whether a shift is added (LayerNorm only).
+        Whether a shift is added (LayerNorm's, or with `each` any norm's).
     residual : bool
         Whether the input is the sum of two tensors, added here.
     returns_sum : bool
@@ -100,6 +101,9 @@ class Norm:
         Whether the rows are multiplied by ``1 + gamma``, as Gemma's are.
     first : PostNorm, optional
         What x is normalised by before the residual is added.
+    each : int
+        For how many rows in turn gamma and beta have a row (adaLN's scale and shift, one for each
+        sequence); 0 where they are one row.
     """
 
     kind: Literal["rms", "layer", "none"]
@@ -110,11 +114,12 @@ class Norm:
     returns_norm: bool = False
     unit_offset: bool = False
     first: PostNorm | None = None
+    each: int = 0
 
     def __repr__(self) -> str:
-        """Return the fields, of which the last is left out if it is None: keys are made of it."""
+        """Return the fields, of which the last two are left out if unused: keys are made of it."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = (f"{k}={v!r}" for k, v in found.items() if k != "first" or v is not None)
+        given = (f"{k}={v!r}" for k, v in found.items() if k not in ("first", "each") or v)
         return f"Norm({', '.join(given)})"
 
 
@@ -134,15 +139,19 @@ def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtyp
             g.output(x)
         if not normed:
             return x
-    gamma = g.input("gamma", (k.size,), dtype)
-    beta = g.input("beta", (k.size,), dtype) if norm.beta else None
+    at: tuple[At | Axis, ...] = (k,)
+    size: tuple[Dim, ...] = (k.size,)
+    if norm.each and isinstance(i.size, int):
+        at, size = (At(((i.name, 1),), div=norm.each), k), (i.size // norm.each, k.size)
+    gamma = g.input("gamma", size, dtype)
+    beta = g.input("beta", size, dtype) if norm.beta else None
     centred: Expr = x[i, k]
     if norm.kind == "layer":
         centred = centred - g.sum("mean_sum", (i,), (k,), x[i, k])[i] / Size(k.size)
     square = g.sum("square_sum", (i,), (k,), centred * centred)
-    factor: Expr = gamma[k] + 1.0 if norm.unit_offset else gamma[k]
+    factor: Expr = gamma[at] + 1.0 if norm.unit_offset else gamma[at]
     value = centred * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * factor
-    result = g.map("x_norm", axes, value if beta is None else value + beta[k], dtype)
+    result = g.map("x_norm", axes, value if beta is None else value + beta[at], dtype)
     if norm.returns_norm:
         g.output(result)
     return result

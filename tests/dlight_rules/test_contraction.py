@@ -92,7 +92,8 @@ def test_the_check_notices_an_error() -> None:
 def gpu_cases() -> list[Case]:
     """Return the cases that have a GPU plan, less those that differ in an activation only."""
     activations = ("relu", "gelu", "silu", "tanh")
-    return [c for c in cases() if not c.name.endswith(activations) and c.work.k > 1]
+    found = [c for c in cases() if not c.name.endswith(activations) and c.work.k > 1]
+    return [c for c in found if c.work.norm is None or not c.work.norm.each]  # Triton has those
 
 
 @pytest.mark.parametrize("case", sampled(gpu_cases(), 8), ids=lambda case: case.name)

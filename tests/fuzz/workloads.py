@@ -63,13 +63,16 @@ class Chooser:
         rows = self.pick(*ROWS)
         return (DynamicDim("rows", self.pick(None, 40)) if self.chance(30) else rows), rows
 
-    def _norm(self) -> Norm | None:
+    def _norm(self, rows: Any) -> Norm | None:
         if self.chance(35):
             return None
         kind, residual = self.pick("rms", "layer"), self.chance(35)
         shifted = kind == "layer" and self.chance(70)
         eps = self.pick(1e-6, 1e-5, 1e-3)
-        return Norm(kind, eps, shifted, residual, residual and self.chance(60), self.chance(20))
+        norm = Norm(kind, eps, shifted, residual, residual and self.chance(60), self.chance(20))
+        if not isinstance(rows, int) or self.chance(80):
+            return norm
+        return replace(norm, each=self.pick(*(n for n in range(1, rows + 1) if rows % n == 0)))
 
     def _steps(self, *names: str, most: int = 3) -> tuple[str | float, ...]:
         found = [self.pick(*names) for _ in range(self.pick(*range(most + 1)))]
@@ -98,13 +101,13 @@ class Chooser:
         count = self.pick(1, 1, 1, 2, 3)
         outputs = tuple(self._projection(rows) for _ in range(count))
         k = self.pick(*WIDTHS)
-        work = NormMatmul(rows, k, outputs, self._norm(), self.dtype, self.out_dtype)
+        work = NormMatmul(rows, k, outputs, self._norm(rows), self.dtype, self.out_dtype)
         return contraction_cases.Case(repr(work), work, size)
 
     def _gated(self) -> Case:
         rows, size = self._rows()
         merged = self.chance(50)
-        norm = self._norm()
+        norm = self._norm(rows)
         work = GatedFFN(
             *(rows, self.pick(*WIDTHS), self.pick(*WIDTHS), self._layout(), merged),
             *(not merged or self.chance(50), self.pick(*ACTIVATIONS), norm),

@@ -31,6 +31,7 @@ from .workloads import Arrays, inputs, results, rounding
 
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
 OFFSET = replace(RMS, unit_offset=True)
+EACH = replace(LAYER, unit_offset=True, each=3)
 POST = PostNorm(1e-5, unit_offset=True)
 POST_SUM = Norm("none", 0.0, residual=True, first=POST)
 ROWS, COLUMNS = DynamicDim("rows"), DynamicDim("vocab_size")
@@ -144,6 +145,8 @@ def _norms() -> list[Case]:
         "three_layer_sum": replace(BASE, outputs=THREE, norm=everything),
         "mixed_layouts": replace(BASE, outputs=(plain(48), plain(32, layout="kn"))),
         "unit_offset": replace(BASE, norm=OFFSET),
+        "for_each_sequence": replace(BASE, rows=12, norm=EACH),
+        "for_each_sequence_sum": replace(BASE, rows=12, norm=replace(everything, each=4)),
         "unit_offset_layer": replace(BASE, norm=replace(everything, unit_offset=True)),
         "kn": replace(BASE, outputs=(plain(48, layout="kn"),)),
         "kn_layer": replace(BASE, outputs=(plain(48, "bias", layout="kn"),), norm=LAYER),
@@ -176,6 +179,7 @@ def _gated() -> list[Case]:
     found |= {
         "gated_bias": replace(GATED, bias=True),
         "gated_up_first": replace(GATED, gate_first=False),
+        "gated_for_each_sequence": replace(GATED, rows=12, norm=replace(EACH, kind="rms")),
         "gated_separate": replace(GATED, merged=False),
         "gated_separate_bias": replace(GATED, merged=False, bias=True),
         "gated_separate_kn": replace(GATED, merged=False, layout="kn"),

@@ -99,9 +99,12 @@ def packed_form(work: MatmulWork) -> Packed | None:
 def refuses_scattered(problem: MatmulProblem) -> str | None:
     """Return that no kernel for a GPU has weights whose words it would not read along k.
 
-    The rule for matmuls that no pass made takes them to tensor cores.
+    The rule for matmuls that no pass made takes them to tensor cores.  Neither has one parameters
+    of a norm for each sequence: those of Triton do.
     """
-    form = packed_form(problem.work)
+    form, norm = packed_form(problem.work), problem.work.norm
+    if norm is not None and norm.each:
+        return f"gamma has a row for each {norm.each} rows; TIR's kernels of a GPU take one row"
     if form is None:
         return None
     if not form.is_in_order:

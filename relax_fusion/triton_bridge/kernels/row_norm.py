@@ -46,6 +46,7 @@ def row_norm(
     UNIT_OFFSET: tl.constexpr = False,
     FIRST_EPS: tl.constexpr = None,
     FIRST_OFFSET: tl.constexpr = False,
+    EACH: tl.constexpr = None,
 ):
     """Normalise `ROWS` rows.  Grid: ``(ceil(M / ROWS),)``.
 
@@ -53,7 +54,7 @@ def row_norm(
     ----------
     x_ptr, residual_ptr : [M, WIDTH], float16, bfloat16 or float32
     gamma_ptr, beta_ptr, first_ptr : [WIDTH]
-        The last is gamma of the norm of x.
+        The last is gamma of the norm of x; the others are [M / EACH, WIDTH] where that is given.
     y_ptr, sum_ptr : [M, WIDTH]
         The result, and ``x + residual`` (rounded to its dtype before it is normalised, as the
         unfused graph rounds it).
@@ -88,12 +89,18 @@ def row_norm(
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
     x = x.to(tl.float32)
     # Before the reductions, so that their latency is behind that of x.
-    gamma = tl.load(gamma_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+    if EACH is None:
+        gamma = tl.load(gamma_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    else:
+        shared = (row // EACH).to(tl.int64)[:, None] * WIDTH + column[None, :]
+        gamma = tl.load(gamma_ptr + shared, mask=mask, other=0.0).to(tl.float32)
     if UNIT_OFFSET:
         gamma += 1.0
     beta = 0.0
-    if HAS_BETA:
+    if HAS_BETA and EACH is None:
         beta = tl.load(beta_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    elif HAS_BETA:
+        beta = tl.load(beta_ptr + shared, mask=mask, other=0.0).to(tl.float32)
     if FIRST_EPS is not None:
         first = tl.load(first_ptr + column, mask=in_row, other=0.0).to(tl.float32)
         if FIRST_OFFSET:
@@ -108,7 +115,7 @@ def row_norm(
         x = tl.where(mask, x - tl.sum(x, axis=1)[:, None] / WIDTH, 0.0)
     if NORM != "none":
         scale = inverse_rms(tl.sum(x * x, axis=1), WIDTH, eps)
-        x = affine(x * scale[:, None], gamma[None, :], beta, HAS_BETA)
+        x = affine(x * scale[:, None], gamma, beta, HAS_BETA)
     if NORM != "none" or not STORE_SUM:
         tl.store(y_ptr + offsets, x.to(y_ptr.dtype.element_ty), mask=mask)
     if PDL and not EARLY:

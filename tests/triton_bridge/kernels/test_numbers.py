@@ -58,7 +58,7 @@ def computed(interpreter: Interpreter, case: Case, plan: TilePlan) -> list[np.nd
 def is_quick(case: tuple[str, str]) -> bool:
     """Take one in seven, but of rotations by the rows of "kn" only by kernels that are faster."""
     slow = case[0] == "gemv" and case[1].startswith("rope") and case[1].endswith("kn")
-    groups = case == ("pointer", "rows_in_groups")
+    groups = case in (("pointer", "rows_in_groups"), ("gemv", "for_each_sequence"))
     return groups or (TAKEN.index(case) % 7 == 0 and not slow)
 
 

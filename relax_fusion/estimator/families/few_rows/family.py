@@ -28,6 +28,7 @@ from ..matmuls import (
     columns_fit,
     matmul_limits,
     packed_form,
+    refuses_scattered,
 )
 from .tiles import (
     CHUNK,
@@ -103,7 +104,7 @@ class FewRows(GpuMatmul):
 
     def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes and devices that its instructions are not for."""
-        return refuses_others(problem)
+        return refuses_scattered(problem) or refuses_others(problem)
 
     def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of 8 and 16 rows, the reduction whole and in parts."""

@@ -125,7 +125,7 @@ def _fit_together(projections: Sequence[Projection]) -> bool:
 def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
     """Tell whether the matmul's own kernel normalises: where it can, and nothing else wants it."""
     norm = work.norm
-    if norm is None or norm.residual or norm.returns_sum or norm.returns_norm:
+    if norm is None or norm.residual or norm.returns_sum or norm.returns_norm or norm.each:
         return False
     if plan.family == "gemv":
         return True
