@@ -48,6 +48,7 @@ from .mend.legalize import LEGALIZE_MAP
 from .mend.memory_planning import NameInPlaceResults, PlanMemory
 from .mend.narrow_floats import RoundNarrowFloats
 from .mend.no_alias import AttachNoAlias
+from .mend.shifted_indices import DivideShiftedIndices
 from .mend.transposed_matmul import FuseTransposeMatmul
 from .mend.unaligned_arguments import UnalignedArguments
 from .mend.views import RewriteReshapes
@@ -149,6 +150,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
     first = [*appends, MarkFixedArguments(options.target), schedule_kernels(options)]
+    first.append(DivideShiftedIndices())
     rest = [*triton, ReadParts(), *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]

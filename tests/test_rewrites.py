@@ -42,6 +42,7 @@ from relax_fusion.mend.in_place import SeparateWrites
 from relax_fusion.mend.memory_planning import NameInPlaceResults, PlanMemory
 from relax_fusion.mend.narrow_floats import RoundNarrowFloats
 from relax_fusion.mend.no_alias import AttachNoAlias
+from relax_fusion.mend.shifted_indices import DivideShiftedIndices
 from relax_fusion.mend.transposed_matmul import FuseTransposeMatmul
 from relax_fusion.mend.unaligned_arguments import UnalignedArguments
 from relax_fusion.mend.views import RewriteReshapes
@@ -76,6 +77,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "BindDeviceTargets": BindDeviceTargets(H200),
     "CaptureCUDAGraphs": CaptureCUDAGraphs(True),
     "CopyConstants": CopyConstants(),
+    "DivideShiftedIndices": DivideShiftedIndices(),
     "EmitTritonKernels": EmitTritonKernels(H200),
     "FiniteConstants": FiniteConstants(),
     "FoldConstants": FoldConstants(),

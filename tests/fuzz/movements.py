@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from relax_fusion.matching.shapes import dtype_of
 
+from ..support.movements import MOVEMENTS
 from .bindings import Function
 from .feed_forward import activation, norm, written_norm
 from .rotations import turned
@@ -51,6 +52,7 @@ def step(w: Writer, x: relax.Var, pool: Sequence[relax.Var]) -> relax.Var:
     if math.prod(d if isinstance(d, int) else 3 for d in w.shape(x)) > 4000:
         raise IllTyped("large")
     steps = (moved, moved, moved, repeated, cut, joined, selected, element, element, element)
+    steps += (shuffled, shuffled, shuffled)
     if "float" in dtype_of(x):
         steps += (multiplied, multiplied, norm, nearly_norm, activation, nearly_active, softmax)
         steps += (rotated,)
@@ -129,6 +131,16 @@ def cut(w: Writer, x: relax.Var) -> relax.Var:
     return w(op.strided_slice, x, [axis], [begin], [end], strides)
 
 
+def shuffled(w: Writer, x: relax.Var) -> relax.Var:
+    """Append two of the movements that there are, each along some axis."""
+    for _ in range(w.pick(1, 2, 2)):
+        axis, move = w.rng.randrange(len(w.shape(x))), MOVEMENTS[w.pick(*MOVEMENTS)]
+        if isinstance(size := w.shape(x)[axis], int) and size < 3:
+            raise IllTyped("an axis of few elements")
+        x = w(move, w.emit, x, axis)
+    return x
+
+
 def one_row(w: Writer, x: relax.Var) -> relax.Var:
     """Take the first, the last or a numbered place of an axis."""
     shape = w.shape(x)
@@ -189,7 +201,10 @@ def element(w: Writer, x: relax.Var) -> relax.Var:
         return w(getattr(op, name) if "." not in name else op.nn.relu, x)
     if what == "number":
         number = relax.const(np.full(w.pick((), (1,), (1, 1)), w.pick(1, 2, 3)), dtype)
-        return w.either(getattr(op, w.pick(*BINARY)), x, number)
+        name = w.pick(*BINARY)
+        if name == "divide" and "float" not in dtype:
+            return w(op.divide, x, number)  # what divides would be zero
+        return w.either(getattr(op, name), x, number)
     if what == "row":
         shape = [1] * w.pick(0, 0, 1, rank - 1) + w.shape(x)[-1:]
         row = w.leaf(w.pick(shape, [*w.shape(x)[-2:-1], 1]), dtype)

@@ -108,6 +108,8 @@ class Writer:
             value = self.normalizer.normalize(expr)
         except (ValueError, TypeError) as err:
             raise IllTyped(str(err)) from err
+        if _is_negative(value.ty):
+            raise IllTyped("a size below 0, which TVM infers of slices")
         var = relax.Var(f"v{len(self.bindings)}", value.ty)
         self.bindings.append((var, value, False))
         return var
@@ -297,6 +299,13 @@ class Writer:
 
 def _has_zero(shape: Sequence[Dim]) -> bool:
     return any(isinstance(d, int) and d == 0 for d in shape)
+
+
+def _is_negative(ty: Any) -> bool:
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    return isinstance(shape, relax.ShapeExpr) and any(
+        isinstance(d, tirx.IntImm) and int(d) < 0 for d in shape.values
+    )
 
 
 @cache

@@ -294,6 +294,12 @@ def one_function_speaks_for_all() -> bool:
     return told[0] > 0 == told[1]
 
 
+@needs("shifted_indices")
+def indices_begin_elsewhere() -> bool:
+    mod = tvm.script.from_source(HEADER + TWICE.replace("x[i]", "x[(7 - i) % 8]"))
+    return "i % -8" in tirx.transform.FlattenBuffer()(mod)["twice"].script()
+
+
 @needs("float_constants")
 def constants_beyond_float32() -> bool:
     mod = tvm.script.from_source(HEADER + TWICE.replace("+ x[i]", "* T.float32(1e-50)"))

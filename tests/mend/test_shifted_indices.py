@@ -1,0 +1,55 @@
+"""Movements of which one reads what another made, in one kernel: the indices of all pairs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax import op
+
+from relax_fusion.pipeline import relax_fusion_pipeline
+
+from ..support.movements import MOVEMENTS
+from ..support.quick import machine, quick_host, quickly
+
+Shape = tuple[int | str, ...]
+
+
+def pairs(shape: Shape) -> ir.IRModule:
+    """Return a function for each pair of movements along each axis."""
+    builder = relax.BlockBuilder()
+    for (one, first), (other, second) in product(MOVEMENTS.items(), MOVEMENTS.items()):
+        for axis in range(len(shape)):
+            dims = [tirx.Var(d, "int64") if isinstance(d, str) else d for d in shape]
+            x = relax.Var("x", relax.TensorType(dims, "float32"))
+            with builder.function(f"{one}, {other}, {axis}".replace(" ", "_"), [x]):
+                with builder.dataflow():
+                    made = builder.emit(first(builder.emit, x, axis))
+                    last = min(axis, len(made.ty.shape.values) - 1)
+                    made = builder.emit(second(builder.emit, made, last))
+                    made = builder.emit_output(op.negative(made))
+                builder.emit_func_output(made)
+    return builder.get()
+
+
+SLOW: list[Shape] = [("n",), (4, 8), ("n", 6), (4, "n", 4)]
+
+
+@pytest.mark.parametrize(
+    "shape", [(8,), *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)], ids=str
+)
+def test_all_pairs(shape: Shape) -> None:
+    mod = pairs(shape)
+    fused = relax_fusion_pipeline(quick_host(), validate=False)
+    ours, theirs = machine(quickly(mod, fused)), machine(quickly(mod))
+    sizes = [5 if isinstance(d, str) else d for d in shape]
+    x = tvm.runtime.tensor(np.arange(1, 1 + np.prod(sizes), dtype="float32").reshape(sizes))
+    wrong = [
+        gvar.name_hint
+        for gvar in mod.get_global_vars()
+        if not np.array_equal(ours[gvar.name_hint](x).numpy(), theirs[gvar.name_hint](x).numpy())
+    ]
+    assert wrong == []
