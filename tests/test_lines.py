@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 85_984, 489
+LIBRARY = 86_118, 490
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 63_276
+TESTS = 63_440
 """The most lines of Python in ``tests/``."""
 
 
