@@ -44,6 +44,7 @@ SUITES = {
         ),
         "compiled": ("compiled:Compiled", "models by torch.compile's backends (GPU)"),
         "groups": ("groups:Groups", "chains that FuseOps makes slower, by our fusion plans"),
+        "plans": ("plans:Plans", "forty models on this CPU by our plans, FuseOps, TVM alone"),
         "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),
         "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
         "cpu_chains": ("chains.cpu:CpuChains", "chains on this CPU: one kernel, and apart"),

@@ -70,7 +70,7 @@ def _decoder(name: str, **options: Any) -> Callable[[str], Made]:
             **{**_DECODER, **options}, attn_implementation=attention
         )
         suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
-        model = getattr(transformers, name + suffix)(config)
+        model = getattr(transformers, name.removesuffix("Text") + suffix)(config)
         return _reading_ids(model, "logits", use_cache=False)
 
     return make

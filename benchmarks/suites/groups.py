@@ -82,23 +82,38 @@ class _Apart:
         return mod
 
 
-def compiled(case: str, how: str, target: str) -> tvm.runtime.Executable:
-    """Compile a chain with groups of a kind."""
+def pipeline_with(how: str, target: tvm.target.Target, options: dict[str, Any]) -> Any:
+    """Return our pipeline, with FuseOps or an opaque operator in place of our plans.
+
+    Parameters
+    ----------
+    how : str
+        ``"ours"``, ``"fuseops"``, ``"apart"`` for no groups, or the name of an operator that is a
+        kernel of its own while FuseOps fuses the others.
+    target : Target
+        What is compiled for.
+    options : dict
+        Of the pipeline.
+    """
     fuse = relax.transform.FuseOps()
-    groups = {"fused": [fuse], "partly": [_Apart(OPAQUE[case]), fuse], "apart": []}
+    groups = {"fuseops": [fuse], "apart": []}.get(how, [_Apart(how), fuse])
 
     def lower(options: Any) -> list[tvm.transform.Pass]:
         passes = [[p] for p in phase2_lower(options)]
-        return [q for p in passes for q in (groups[how] if p[0].info.name == "FuseGroups" else p)]
+        return [q for p in passes for q in (groups if p[0].info.name == "FuseGroups" else p)]
 
     phases = [
         (f, lower if phase is phase2_lower and how != "ours" else phase, d)
         for f, phase, d in PHASES
     ]
+    return run_phases(make_options(target, options), phases)
+
+
+def compiled(case: str, how: str, target: str) -> tvm.runtime.Executable:
+    """Compile a chain with groups of a kind."""
     chosen = make_target(target)
-    return tvm.compile(
-        module(case), chosen, relax_pipeline=run_phases(make_options(chosen, {}), phases)
-    )
+    how = {"fused": "fuseops", "partly": OPAQUE[case]}.get(how, how)
+    return tvm.compile(module(case), chosen, relax_pipeline=pipeline_with(how, chosen, {}))
 
 
 class Groups(Suite):
