@@ -206,6 +206,8 @@ def _after(value: Element, step: Step, operand: te.Tensor | None, *at: tirx.Expr
     if operand is None:
         return activate(step, before)
     kind, rows = per_rows(step)
-    place = (at[0] // rows, *at[1:]) if rows else at[len(at) - len(operand.shape) :]
+    place = at[len(at) - len(operand.shape) :]
+    if rows:
+        place = (at[0] % rows if kind == "residual" else at[0] // rows, *at[1:])
     term = operand(*place).astype(ACCUMULATE)
     return before * term if kind == "scale" else before + term

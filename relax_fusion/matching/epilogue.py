@@ -17,7 +17,7 @@ from .linear import Linear
 from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
 from .roundings import narrows
-from .shapes import as_dim, dtype_of, groups_of, is_one, same_shape, shape_of
+from .shapes import as_dim, dtype_of, groups_of, is_one, period_of, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1
 """A kernel takes along so many activations.  Each repeats up to four times what is in front of it:
@@ -207,6 +207,11 @@ def _combined(
     step = "bias" if operator == "add" else "scale"
     if ones:
         return _longer(chain, user, step, KernelArg(other, (chain.linear.n,)))
+    period = period_of(other_shape, shape)
+    if operator == "add" and period:
+        return _longer(
+            chain, user, f"residual:{period}", KernelArg(other, (period, chain.linear.n))
+        )
     groups, rows = groups_of(other_shape, shape)
     if not groups:
         return None

@@ -92,6 +92,17 @@ def product(dims: Shape) -> PrimExpr | int:
     return int(total) if isinstance(total, tirx.IntImm) else total
 
 
+def period_of(other: Shape, shape: Shape) -> int:
+    """Return after how many rows those of a tensor ``[1, s, n]`` or ``[s, n]`` repeat.
+
+    0 where it is no such tensor beside ``[b, s, n]``, or a number is not known.
+    """
+    own = other[next((i for i, size in enumerate(other) if not is_one(size)), 0) : -1]
+    rows = product(own)
+    same = len(own) < len(shape) and same_shape(own, shape[len(shape) - 1 - len(own) : -1])
+    return rows if same and isinstance(rows, int) else 0
+
+
 def groups_of(other: Shape, shape: Shape) -> tuple[int, int]:
     """Return how many rows a tensor ``[b, 1, n]`` has, each for how many of ``[b, s, n]``.
 

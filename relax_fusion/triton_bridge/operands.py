@@ -204,7 +204,8 @@ def _spelled(steps: Sequence[Step]) -> Iterator[str]:
             yield step
         else:
             kind, rows = per_rows(step)
-            along = f"each:{rows}" if rows else "whole" if step == "residual" else "row"
+            some, all_rows = ("period", "whole") if kind == "residual" else ("each", "row")
+            along = f"{some}:{rows}" if rows else all_rows
             yield f"{_KINDS[kind]}:{count}:{along}"
             count += 1
 

@@ -174,8 +174,8 @@ def _wrong_rope(rope: Rope, n: int) -> Iterator[str]:
 def _unknown(steps: Any, rows: Dim) -> Iterator[str]:
     for step in steps:
         kind, each = per_rows(step) if isinstance(step, str) else ("", 0)
-        if kind in ("bias", "scale") and each:
-            if not isinstance(rows, int) or rows % each:
+        if kind in ("bias", "scale", "residual") and each:
+            if kind != "residual" and (not isinstance(rows, int) or rows % each):
                 yield f"a step is {shown(step)}, must have a number of rows that it divides"
             continue
         if step not in EPILOGUE_STEPS and not (isinstance(step, float) and isfinite(step)):

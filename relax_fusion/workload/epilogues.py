@@ -14,12 +14,12 @@ from .values import At, Axis, Const, Expr, Size, apply
 EPILOGUE_STEPS = ("bias", "residual", "scale", *ACTIVATIONS)
 
 Step: TypeAlias = str | float
-"""A step after a matmul: one of `EPILOGUE_STEPS`, a number that multiplies, or "bias:24" or
-"scale:24" of a tensor with a row for each 24 rows in turn."""
+"""A step after a matmul: one of `EPILOGUE_STEPS`, a number that multiplies, "bias:24" or "scale:24"
+of a tensor with a row for each 24 rows in turn, or "residual:24" of 24 rows that repeat."""
 
 
 def per_rows(step: str) -> tuple[str, int]:
-    """Return a step's name, and for how many rows each row of its operand is; 0 if it has none."""
+    """Return a step's name, and how many rows share a row of its operand, or repeat; else 0."""
     name, _, rows = step.partition(":")
     return name, int(rows) if rows.isdecimal() else 0
 
@@ -52,7 +52,11 @@ def epilogue(
         else:
             kind, rows = per_rows(step)
             (first, *_), name = axes, operand_name(step, index, position)
-            if rows and isinstance(first.size, int):
+            if rows and kind == "residual":
+                operand = g.input(name, (rows, axes[1].size), dtype)[
+                    At(((first.name, 1),), mod=rows), axes[1]
+                ]
+            elif rows and isinstance(first.size, int):
                 made = g.input(name, (first.size // rows, axes[1].size), dtype)
                 operand = made[At(((first.name, 1),), div=rows), axes[1]]
             else:

@@ -123,7 +123,7 @@ class Projection:
         The steps behind it, in the order in which they are applied: ``"bias"`` adds and ``"scale"``
         multiplies by a vector along the last axis, ``"residual"`` adds a tensor, an activation is
         called by its name, a number multiplies.  ``"scale:24"`` and ``"bias:24"`` have a row for
-        each 24 rows of x in turn.
+        each 24 rows of x in turn, ``"residual:24"`` has 24 rows, which repeat.
     rope : Rope, optional
         A rotation after the epilogue, which then has no step but a bias.
     packed : Packed, optional

@@ -93,7 +93,7 @@ class Chooser:
                 positions = None
             rope = Rope(head, features, self.pick("float32", self.dtype), positions)
             return Projection(head * heads, self._layout(), self.pick((), ("bias",)), rope)
-        steps = self._steps("bias", "bias", "residual", "scale", 0.5, *ACTIVATIONS)
+        steps = self._steps("bias", "bias", "residual", "residual:3", "scale", 0.5, *ACTIVATIONS)
         return Projection(n, self._layout(), steps)  # type: ignore[arg-type]
 
     def _contraction(self) -> Case:

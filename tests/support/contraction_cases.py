@@ -164,7 +164,7 @@ def _epilogues() -> list[Case]:
         ("silu", "residual"),
         ("bias", "scale", 0.5, "residual", "residual"),
     ]
-    groups = ("bias", "scale:4", "bias:6", "residual")
+    groups = ("bias", "scale:4", "bias:6", "residual:5", "residual")
     return [
         *(
             Case("_".join(map(str, s)), replace(BASE, outputs=(plain(48, *s),), norm=None))
@@ -285,7 +285,9 @@ def tensor_core_cases() -> list[Case]:
         "bfloat16": replace(HALF, dtype="bfloat16", out_dtype="bfloat16"),
         "float32_out": replace(HALF, out_dtype="float32", outputs=(plain(80, *steps),)),
         "steps": replace(HALF, outputs=(plain(80, *steps, "gelu"),)),
-        "steps_of_groups": replace(HALF, outputs=(plain(80, "scale:11", "bias:7", *steps),)),
+        "steps_of_groups": replace(
+            HALF, outputs=(plain(80, "scale:11", "bias:7", "residual:9", *steps),)
+        ),
         "steps_kn": replace(HALF, outputs=(plain(80, *steps, layout="kn"),)),
         "k_68": replace(HALF, k=68, outputs=(plain(66, *steps),)),
         "k_70": replace(HALF, k=70, outputs=(plain(41, "bias"),)),

@@ -188,10 +188,13 @@ def store_output(p, acc, acc_up, m_index, n_index, tile_n, M, F: tl.constexpr):
         if along_of(F.steps, i) == "whole":
             whole = tl.load(p.operands[operand_of(F.steps, i)] + offsets, mask=mask, other=0.0)
             operand = whole.to(tl.float32)
-        elif along_of(F.steps, i) == "each":
-            each, _ = tile_offsets(m_index // rows_of(F.steps, i), n_index, M, F.n)
-            each_row = tl.load(p.operands[operand_of(F.steps, i)] + each, mask=mask, other=0.0)
-            operand = each_row.to(tl.float32)
+        elif along_of(F.steps, i) == "each" or along_of(F.steps, i) == "period":
+            row = m_index % rows_of(F.steps, i)
+            if along_of(F.steps, i) == "each":
+                row = m_index // rows_of(F.steps, i)
+            some, _ = tile_offsets(row, n_index, M, F.n)
+            read = tl.load(p.operands[operand_of(F.steps, i)] + some, mask=mask, other=0.0)
+            operand = read.to(tl.float32)
         elif along_of(F.steps, i) == "row":
             operand = load_row(p.operands[operand_of(F.steps, i)], n_index, F.n)[None, :]
         acc = after_step(acc, operand, kind_of(F.steps, i), number_of(F.steps, i))

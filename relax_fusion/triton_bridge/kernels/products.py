@@ -124,7 +124,7 @@ def operand_of(steps, index):
 def along_of(steps, index):
     """Return whether a step's operand is a ``"row"`` or a ``"whole"`` tensor; "" without one.
 
-    ``"each"``: it has a row for every `rows_of` rows.
+    ``"each"``: it has a row for every `rows_of` rows.  ``"period"``: it has so many, which repeat.
     """
     rest = steps.split()[index].split(":")
     return rest[2] if len(rest) > 2 else ""
@@ -132,7 +132,7 @@ def along_of(steps, index):
 
 @triton.constexpr_function
 def rows_of(steps, index):
-    """Return for how many rows each row of a step's operand is, 1 where it has no such rows."""
+    """Return how many rows share a row of a step's operand, or repeat; 1 where none do."""
     rest = steps.split()[index].split(":")
     return int(rest[3]) if len(rest) > 3 else 1
 
