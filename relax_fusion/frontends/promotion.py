@@ -53,18 +53,19 @@ def written_out(module: GraphModule) -> None:
     module.recompile()
 
 
-def _name(node: Node) -> str:
-    target: Any = node.target
-    return str(target._schema.name.split("::")[-1])
+def operator_name(node: Node) -> str:
+    """Return the name of an operator of PyTorch without its overload; that of none is empty."""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name.split("::")[-1])
 
 
 def _without_alpha(node: Node) -> None:
     """``add(a, b, alpha=c)`` is ``a + c * b``."""
     alpha = node.kwargs.get("alpha", 1)
-    if _name(node) not in ("add", "sub", "rsub") or alpha == 1:
+    if operator_name(node) not in ("add", "sub", "rsub") or alpha == 1:
         return
     # rsub(a, b) is b - c * a
-    place = 0 if _name(node) == "rsub" else 1
+    place = 0 if operator_name(node) == "rsub" else 1
     args = list(node.args)
     number: Any = args[place]
     is_tensor = isinstance(number, Node)
@@ -74,9 +75,13 @@ def _without_alpha(node: Node) -> None:
 
 def _with_both_ends(node: Node, value: torch.Tensor) -> None:
     """Clamp integers at the end of their dtype where there is one end only: TVM needs both."""
-    if _name(node) not in ("clamp", "clamp_min", "clamp_max") or not _is_integer(value.dtype):
+    if operator_name(node) not in ("clamp", "clamp_min", "clamp_max") or not _is_integer(
+        value.dtype
+    ):
         return
-    places = {"clamp": ("min", "max"), "clamp_min": ("min",), "clamp_max": ("max",)}[_name(node)]
+    places = {"clamp": ("min", "max"), "clamp_min": ("min",), "clamp_max": ("max",)}[
+        operator_name(node)
+    ]
     given = dict(zip(places, node.args[1:], strict=False)) | dict(node.kwargs)
     info = torch.iinfo(value.dtype)
     ends = [given.get("min"), given.get("max")]
@@ -88,7 +93,7 @@ def _with_both_ends(node: Node, value: torch.Tensor) -> None:
 
 def _computed_in(node: Node, value: torch.Tensor) -> torch.dtype | None:
     """Return the dtype that an operator's operands are converted to, or None."""
-    name, result, target = _name(node), value.dtype, cast("Any", node.target)
+    name, result, target = operator_name(node), value.dtype, cast("Any", node.target)
     operands = [_value(arg) for arg in node.args]
     is_complex = any(isinstance(x, torch.Tensor) and x.is_complex() for x in operands)
     if name in _AS_THEY_ARE or result.is_complex or is_complex:
@@ -116,7 +121,7 @@ def _value(arg: Any) -> Any:
 
 def _cast(node: Node, dtype: torch.dtype, result: torch.dtype) -> None:
     """Convert the operands of a node, and what it makes of them."""
-    name, kept = _name(node), _MASKED.get(_name(node))
+    name, kept = operator_name(node), _MASKED.get(operator_name(node))
     if dtype == result == torch.bool and name in LOGIC:
         node.target = LOGIC[name]
     numbers = str(node.target).removeprefix("aten.") in _TENSORS_ONLY

@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..errors import MissingPackageError, ModelFileError
 from ..matching.pattern import is_call
-from ..matching.shapes import dtype_of
+from ..matching.shapes import dtype_of, same_shape
 from ..mend.nan import keys_of
 from ..validation import reason
 from .complex_numbers import written_as_pairs
+from .experts import GROUPED, in_token_order
 from .imported import FUNCTION, ImportedModel, signature_of, with_clipped_indices
 from .promotion import DECOMPOSED, written_out
 
@@ -67,6 +69,10 @@ class Importer(ExportedProgramImporter):
             "sort.stable": self._sort,
             "argsort.default": lambda node: self._sort(node, places_only=True),
             "topk.default": lambda node: known["topk.default"](_sorted(node)),
+            "empty.memory_format": self._empty_of,
+            "histc.default": self._histogram,
+            **{f"{name}.default": self._grouped_matmul for name in GROUPED},
+            **dict.fromkeys(("reshape.default", "view.default"), self._reshaped),
             **{
                 f"__{name[0]}shift__.{kind}": self._binary_op(op, scalar)
                 for name, op, scalar in (
@@ -95,6 +101,51 @@ class Importer(ExportedProgramImporter):
             return places
         values = builder.emit(relax.op.gather_elements(x, places, axis=dim))
         return builder.emit(relax.Tuple([values, places]))
+
+    def _reshaped(self, node: torch.fx.Node) -> relax.Var:
+        """Reshape; TVM compares symbolic sizes in Python, which they refuse."""
+        x, dims = self.retrieve_args(node)
+        shape = self.shape_of(x)
+        same = same_shape(list(shape), list(dims))
+        return x if same else self._emit_torch_reshape(x, dims)
+
+    def _empty_of(self, node: torch.fx.Node) -> relax.Var:
+        """Make a tensor of symbolic sizes, which TVM's own refuses."""
+        shape, dtype = self.retrieve_args(node)[0], str(node.meta["val"].dtype)
+        return self._emitted(relax.op.zeros(shape, dtype.removeprefix("torch.")))
+
+    def _histogram(self, node: torch.fx.Node) -> relax.Var:
+        """Count how many numbers are in each of the bins between two numbers."""
+        given: list[Any] = [*self.retrieve_args(node)]
+        given += (100, 0, 0)[len(given) - 1 :]
+        x, bins, least, most = given
+        if least >= most:
+            raise ValueError(f"histc from {least} to {most}: bins of the numbers' own range")
+        emit, op, dtype = self._emitted, relax.op, dtype_of(x)
+        number = partial(relax.const, dtype=dtype)
+        place = emit(op.multiply(op.subtract(x, number(least)), number(bins / (most - least))))
+        place = emit(op.minimum(op.floor(place), number(bins - 1)))
+        inside = emit(op.less_equal(x, number(most)))
+        place = emit(op.where(inside, place, number(-1)))
+        hits = emit(op.equal(op.expand_dims(place, 1), number(np.arange(bins))))
+        return emit(op.sum(op.astype(hits, dtype), axis=0))
+
+    def _grouped_matmul(self, node: torch.fx.Node) -> relax.Var:
+        """Multiply each row by the matrix of its group; rows behind the last group are zero."""
+        x, weight, ends = (self.env[arg] for arg in node.all_input_nodes)
+        emit, op = self._emitted, relax.op
+        groups = int(self.shape_of(weight)[0])
+        places = emit(op.arange(0, self.shape_of(x)[0], 1, dtype_of(ends)))
+        passed = emit(op.less_equal(op.expand_dims(ends, 0), op.expand_dims(places, 1)))
+        group = emit(op.sum(op.astype(passed, "int64"), axis=1))
+        known = emit(op.minimum(group, relax.const(groups - 1, "int64")))
+        product = emit(op.matmul(op.expand_dims(x, 1), op.take(weight, known, axis=0)))
+        grouped = emit(op.expand_dims(op.less(group, relax.const(groups, "int64")), 1))
+        return emit(op.where(grouped, op.squeeze(product, [1]), relax.const(0, dtype_of(x))))
+
+    def _emitted(self, expr: relax.Expr) -> relax.Var:
+        assert self.block_builder is not None
+        return self.block_builder.emit(expr)
 
     def _extreme(self, op: Callable[..., relax.Call], node: torch.fx.Node) -> relax.Var:
         given: list[Any] = [*self.retrieve_args(node), *([], False)[len(node.args) - 1 :]]
@@ -168,6 +219,7 @@ def from_exported_program(
     with _copying_views(program.graph):
         program = program.run_decompositions(table)
     written_as_pairs(program.graph_module)
+    in_token_order(program.graph_module)
     written_out(program.graph_module)
     return Importer().from_exported_program(
         program, keep_params_as_input, unwrap_unit_return_tuple, False, None

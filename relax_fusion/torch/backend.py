@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import PipelineError, RelaxFusionError, TargetError, warn
+from ..frontends.experts import in_token_order
 from ..frontends.promotion import written_out
 from ..validation import reason
 from .check import Checked
@@ -124,6 +125,7 @@ def compile_graph(
     device = _device_of(inputs)
     weights = _static_arguments()
     write_in_place(module)
+    in_token_order(module)
     written_out(module)
     key = fingerprint(module, weights, options, options.compiled_for(device))
     cache = LibraryCache(device) if options.cache and not options.dryrun else None

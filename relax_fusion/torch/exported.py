@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from ..entry import build
 from ..errors import RelaxFusionError
+from ..frontends.experts import in_token_order
 from ..frontends.imported import with_clipped_indices
 from ..frontends.promotion import written_out
 from ..report import Report
@@ -70,6 +71,7 @@ def compile_program(
     # says again of a tensor what tracing found, and calls are checked for
     for node in graph.graph.find_nodes(op="call_function", target=_METADATA):
         graph.graph.erase_node(node)
+    in_token_order(graph)
     written_out(graph)
     if left := refusals(graph):
         told = "; ".join(f"{node.name}: {why}" for node, why in list(left.items())[:8])
