@@ -67,6 +67,7 @@ from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.join_rotations import JoinRotations
 from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
+from .transforms.lay_out_weights import LayOutWeights
 from .transforms.norms import LegalizeNorms
 from .transforms.parts import NameParts, ReadParts
 from .transforms.report_leftovers import ReportLeftovers
@@ -149,8 +150,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     exact = [RoundConstants()] if is_gpu(options.target) else []
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
-    first = [*appends, MarkFixedArguments(options.target), schedule_kernels(options)]
-    first.append(DivideShiftedIndices())
+    known = [LayOutWeights(options.target), MarkFixedArguments(options.target)]
+    first = [*appends, *known, schedule_kernels(options), DivideShiftedIndices()]
     rest = [*triton, ReadParts(), *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]

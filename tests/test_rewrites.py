@@ -120,10 +120,10 @@ OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachM
 OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
-OTHERS += ("RecordMemory", "RecordTVMMemory")
+OTHERS += ("RecordMemory", "RecordTVMMemory", "LayOutWeights")
 OTHERS += ("AppendInAttention", "TakePositionsOfBatch", "NumberFirstExperts")
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
-of CUDA sources, of launches and of MLC-LLM's models, whose rewrites have tests of their own."""
+of constants, CUDA sources, launches and MLC-LLM, whose rewrites have tests of their own."""
 
 MARK = "# expected\n"
 

@@ -84,6 +84,9 @@ def _panels(
 ) -> te.Tensor:
     """Add the panels of a weight; where vectors of words are unpacked, these are put in panels."""
     vectors, width, name = padding.words, padding.columns, f"w_panels{index}"
+    if padding.laid is not None:
+        parts, n, k = sizes
+        return padding.laid(name, (round_up(n, width) // width, k, parts, width))
     if vectors is None:
         return panels_of(weight, sizes, width, name)
 

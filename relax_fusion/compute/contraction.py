@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_float
+from dataclasses import replace
 
 from tvm import te, tirx
 
@@ -58,17 +59,20 @@ from .stages import (
 )
 
 
-def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool) -> tirx.PrimFunc:
+def contraction_prim_func(
+    work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool, *, laid: bool = False
+) -> tirx.PrimFunc:
     """Return the unscheduled PrimFunc of a workload, with the operands of its graph.
 
     It is shaped by the plan that will schedule it.  The edges of tiles are filled differently for a
-    GPU (see above).
+    GPU (see above).  `laid`: in the place of weights, their panels are operands, the last inputs.
     """
     edges: Edges = "clamp" if not gpu else "zero" if plan.family in SCALAR_FAMILIES else "none"
     stages = Stages(work.graph, None if gpu else ACCUMULATE)
     x = stages["x"]
     rows = x.shape[0]
     padding = Padding.of(plan, edges, word_vectors(work, plan.lanes))
+    padding = replace(padding, laid=stages.laid) if laid else padding
     if work.norm and work.norm.residual:
         x = _sum(stages, x, work.norm, edges)
     if edges == "zero":

@@ -58,6 +58,7 @@ class Stages:
         self._sizes = {name: tirx.Var(name, "int64") for name in graph.dims}
         self._inputs = {o.name: self._placeholder(o) for o in graph.inputs}
         self._outputs: dict[str, te.Tensor] = {}
+        self._laid: list[te.Tensor] = []
 
     def _placeholder(self, operand: Operand) -> te.Tensor:
         shape = [d if isinstance(d, int) else self._sizes[d.name] for d in operand.shape or ()]
@@ -94,14 +95,21 @@ class Stages:
 
         return element
 
+    def laid(self, name: str, shape: Sequence[Size]) -> te.Tensor:
+        """Add an input that takes the place of weights, which are no inputs then."""
+        self._laid.append(te.placeholder(int64(shape), ACCUMULATE, name))
+        return self._laid[-1]
+
     def give(self, name: str, tensor: te.Tensor) -> None:
         """Add an output; other names are intermediates."""
         self._outputs[name] = tensor
 
     def func(self) -> tirx.PrimFunc:
-        """Return the function, its parameters in the graph's order."""
+        """Return the function, its parameters in the graph's order; what is laid out comes last."""
+        gone = {o.name for o in self._graph.weights} if self._laid else set()
+        inputs = [tensor for name, tensor in self._inputs.items() if name not in gone]
         outputs = [self._outputs[o.name] for o in self._graph.outputs]
-        return te.create_prim_func([*self._inputs.values(), *outputs])
+        return te.create_prim_func([*inputs, *self._laid, *outputs])
 
 
 @dataclass(frozen=True)
@@ -109,13 +117,15 @@ class Padding:
     """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all.
 
     `panels` tells that weights are repacked into panels of so many columns, and x into tiles of so
-    many rows; `words` that weights are unpacked by vectors of words.
+    many rows; `words` that weights are unpacked by vectors of words.  `laid` adds an operand, which
+    is a weight that is in panels already.
     """
 
     rows: int
     columns: int
     panels: bool = False
     words: WordVectors | None = None
+    laid: Callable[[str, Sequence[Size]], te.Tensor] | None = None
 
     @staticmethod
     def of(plan: TilePlan, edges: Edges, words: WordVectors | None = None) -> Padding:

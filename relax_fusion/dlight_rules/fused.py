@@ -26,13 +26,15 @@ from ..estimator.shape import Problem
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..transforms.fixed_arguments import Fixed
+from ..transforms.lay_out_weights import LAID_ATTR
 from ..tvm_ir import structural_equal
 from ..validation import shown
 from ..workload import DynamicDim, Graph, Workload
 from .safe_rule import SCHEDULE_ERRORS, SafeRule, first_line
 from .tensor_cores.dependent import waiting_first
 
-Emitter = Callable[[Workload, TilePlan, Target], tirx.PrimFunc]
+Emitter = Callable[..., tirx.PrimFunc]
+"""A function of a workload, a plan and a target; those of panels may be told that they are laid."""
 
 
 class FusedRule(SafeRule):
@@ -54,7 +56,7 @@ class FusedRule(SafeRule):
         if described is None:
             return None
         work, table = described
-        if not _fits(func, work.graph):
+        if LAID_ATTR not in func.attrs and not _fits(func, work.graph):
             return Decline(Reason.SCHEDULE, "its parameters are not those of its workload")
         if not _for_tir(work, table):
             return None
@@ -85,6 +87,8 @@ def _dispatched(
     """
     mine = _for_tir(work, table)
     kernels = [_kernels(func, work, plan, target) for _, plan in mine]
+    if LAID_ATTR in func.attrs:  # by one plan
+        return kernels[0]
     if not _weights_are_fixed(func, work.graph):
         kernels = [waiting_first(kernel) for kernel in kernels]
     dims = dims_of(work.graph, kernels[0].params)
@@ -119,7 +123,8 @@ def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target
     option = option_of(plan, Problem(work, device_of(target)))
     family = option.family
     try:
-        made = _emitter(family)(work, option.plan, target)
+        laid = {"laid": True} if LAID_ATTR in func.attrs else {}
+        made = _emitter(family)(work, option.plan, target, **laid)
     except (RelaxFusionError, *SCHEDULE_ERRORS):
         raise
     except Exception as err:  # anybody may register a family

@@ -26,10 +26,12 @@ WEIGHT = 1
 _PROLOGUE = ("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
 
-def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
-    """Return the kernel of a plan."""
+def emit(
+    work: NormMatmul | GatedFFN, plan: TilePlan, target: Target, *, laid: bool = False
+) -> tirx.PrimFunc:
+    """Return the kernel of a plan; `laid`: for weights that are in panels already."""
     vectors = word_vectors(work, plan.lanes)
-    func = contraction_prim_func(work, plan, gpu=False)
+    func = contraction_prim_func(work, plan, gpu=False, laid=laid)
     if plan.family != WORDS or vectors is None:
         return schedule_cpu(func, plan)
     func = schedule_cpu(func, plan, vectors)

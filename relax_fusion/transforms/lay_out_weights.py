@@ -1,0 +1,164 @@
+"""Constant weights in the order in which the kernels of a CPU read them, once and for all calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tvm
+from tvm import ir, relax
+from tvm.target import Target
+
+from ..compute import contraction_prim_func, description
+from ..compute.rope import feature_of
+from ..estimator.families.cpu_tiles import PANELS
+from ..estimator.tile_plan import TilePlan
+from ..hardware.target import is_gpu
+from ..matching.expressions import found_in
+from ..matching.pattern import is_call
+from ..matching.shapes import dtype_of
+from ..tvm_ir import GenericConst
+from ..workload import GatedFFN, NormMatmul
+from .modules import bindings_of, functions_of, rewritten
+
+LAID_ATTR = "relax_fusion.laid"
+"""PrimFunc attribute: panels of weights are its last inputs, in the place of the weights."""
+
+_DTYPE = "float32"
+"""Panels are of this type: a weight in half precision would take twice its memory."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="LayOutWeights")
+class LayOutWeights:
+    """Give kernels of a CPU that pack a constant weight into panels at each call the panels.
+
+    rewrite::
+
+        y = R.call_tir(f, (x, w), ...)    ->    y = R.call_tir(f_laid, (x, w_in_panels), ...)
+
+    declines when:
+        a weight is no constant of float32, is packed, or is read elsewhere, too, as one that is
+        tied to an embedding; kernels of some sizes read it as it lies.
+
+    Parameters
+    ----------
+    target : Target
+        What kernels are for.
+    """
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with its constant weights laid out."""
+        if is_gpu(self.target):
+            return mod
+        layer = _Layer(mod)
+        made = rewritten(mod, layer)
+        return relax.transform.DeadCodeElimination()(made) if layer.laid else mod
+
+
+@relax.expr_functor.mutator
+class _Layer(relax.PyExprMutator):
+    """Calls kernels of weights in panels, each made once."""
+
+    def __init__(self, mod: ir.IRModule):
+        super().__init__(mod)
+        self.mod, self.reads = mod, _reads(mod)
+        self.laid: dict[ir.GlobalVar, ir.GlobalVar] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not is_call(call, "relax.call_tir") or len(call.args) > 2:
+            return call
+        work, table = description(self.mod[call.args[0]]) or (None, None)
+        if table is None or not isinstance(work, NormMatmul | GatedFFN):
+            return call
+        args, ((_, plan), *others) = call.args[1].fields, table.entries
+        packs = plan.family == PANELS and not others and not (work.is_packed or work.is_adapted)
+        named = {o.name: arg for o, arg in zip(work.graph.inputs, args, strict=True)}
+        weights = {o.name: named.pop(o.name) for o in work.graph.inputs if o in work.graph.weights}
+        if not packs or not all(map(self._is_own, weights.values())):
+            return call
+        arrays = {name: np.from_dlpack(weight.value) for name, weight in weights.items()}
+        panels = [relax.const(each, _DTYPE) for each in panels_of(work, plan, arrays)]
+        inputs = relax.Tuple([*named.values(), *panels])
+        gvar = self._kernel(call.args[0], work, plan)
+        return relax.Call(call.op, [gvar, inputs], call.attrs, call.ty_args)
+
+    def _is_own(self, weight: relax.Expr) -> bool:
+        """Tell whether a weight is a constant that nothing else reads."""
+        return _is_constant(weight) and self.reads[_address(weight)] == 1
+
+    def _kernel(
+        self, gvar: ir.GlobalVar, work: NormMatmul | GatedFFN, plan: TilePlan
+    ) -> ir.GlobalVar:
+        if gvar not in self.laid:
+            attrs = dict(self.mod[gvar].attrs) | {LAID_ATTR: True}
+            func = contraction_prim_func(work, plan, gpu=False, laid=True)
+            func = func.with_attrs(attrs).without_attr("global_symbol")
+            self.laid[gvar] = self.builder_.add_func(func, f"{gvar.name_hint}_laid")
+        return self.laid[gvar]
+
+
+def _is_constant(expr: relax.Expr) -> bool:
+    return isinstance(expr, GenericConst) and dtype_of(expr) == _DTYPE
+
+
+def _address(constant: relax.Expr) -> int:
+    """Return where the elements of a constant are: several constants may have the same."""
+    return int(np.from_dlpack(constant.value).ctypes.data)
+
+
+def _reads(mod: ir.IRModule) -> Counter[int]:
+    """Return how often constants are read, by the addresses of their elements."""
+    found: Counter[int] = Counter()
+    for func in functions_of(mod, relax.Function).values():
+        values = [binding.value for binding, _ in bindings_of(func.body)]
+        if isinstance(func.body, relax.SeqExpr):
+            values.append(func.body.body)
+        for value in values:
+            constants = filter(_is_constant, found_in(value, GenericConst))
+            found.update(_address(c) for c in constants)
+    return found
+
+
+def panels_of(
+    work: NormMatmul | GatedFFN, plan: TilePlan, weights: Mapping[str, np.ndarray]
+) -> Iterator[np.ndarray]:
+    """Yield each weight as `relax_fusion.compute.accumulation.panels_of` puts it in panels.
+
+    Parameters
+    ----------
+    work : NormMatmul or GatedFFN
+        What multiplies by them.
+    plan : TilePlan
+        How.
+    weights : mapping of str to numpy.ndarray
+        By the names that they have in the graph.
+    """
+    if isinstance(work, GatedFFN):
+        arrays = [_by_columns(weights[name], work.layout) for name in sorted(weights)]
+        both = np.concatenate(arrays).reshape(2, work.n, work.k)
+        yield _in_panels(both, plan.reg_n)
+        return
+    for index, projection in enumerate(work.outputs):
+        array = _by_columns(weights[f"w{index}"], projection.layout)
+        parts, rope = array[None], projection.rope
+        if rope is not None:
+            pairs = np.arange(len(array) // 2)
+            parts = array[np.stack([feature_of(rope, part, pairs) for part in range(2)])]
+        yield _in_panels(parts, plan.reg_n)
+
+
+def _by_columns(weight: np.ndarray, layout: str) -> np.ndarray:
+    return weight if layout == "nk" else weight.T
+
+
+def _in_panels(parts: np.ndarray, width: int) -> np.ndarray:
+    """Return ``[parts, n, k]`` as ``[panels, k, parts, width]``, its last column repeated."""
+    count, n, k = parts.shape
+    columns = np.minimum(np.arange(-(-n // width) * width), n - 1)
+    panels = parts[:, columns].reshape(count, -1, width, k)
+    return np.ascontiguousarray(panels.transpose(1, 3, 0, 2))
