@@ -126,7 +126,9 @@ def _on_gpu(
             in_all = one_warp and block.columns != 1  # threads have the sum that they shuffled
             sch.set_scope(block.rv, 0, "local" if in_all else "shared")
     for block in blocks:
-        _spread(sch, block, verbs.loops_below(sch, block.rv, row), (threads, lanes))
+        refused = _spread(sch, block, verbs.loops_below(sch, block.rv, row), (threads, lanes))
+        if refused is not None:
+            return refused
     return None
 
 
@@ -196,27 +198,31 @@ def _has_columns(block: SBlock, region: tirx.BufferRegion) -> bool:
 
 def _spread(
     sch: s_tir.Schedule, block: RowBlock, loops: list[LoopRV], tile: tuple[int, int]
-) -> None:
+) -> Decline | None:
     """Spread the columns of a row over the threads, each taking vectors in turn."""
     threads, lanes = tile
     loop = sch.fuse(*loops) if loops else sch.add_unit_loop(block.rv)
     if block.columns == 1:  # one value: one thread has it
         _, thread = sch.split(loop, [None, threads])
         sch.bind(thread, "threadIdx.x")
-        return
+        return None
     _, thread, lane = sch.split(loop, [None, threads, lanes])
     sch.bind(thread, "threadIdx.x")
     if lanes == 1:
-        return
+        return None
     if not block.reduces:
         sch.vectorize(lane)
-        return
+        return None
     sch.unroll(lane)
     for index, region in enumerate(sch.get(block.rv).reads):
         if _has_columns(sch.get(block.rv), region):
             copy = sch.cache_read(block.rv, index, "local", [block.rv])
             sch.compute_at(copy, thread, preserve_unit_loops=True)
-            sch.vectorize(sch.fuse(*verbs.loops_below(sch, copy, thread)))
+            copied = verbs.loops_below(sch, copy, thread)
+            if any(verbs.extent(sch, loop) is None for loop in copied):
+                return Decline(Reason.LAYOUT, "TVM cannot tell how much of a window a vector has")
+            sch.vectorize(sch.fuse(*copied))
+    return None
 
 
 def _fills(sch: s_tir.Schedule, block: RowBlock) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from . import compiled, kernels, matches, movements, triton_kernels
+from . import compiled, kernels, matches, movements, triton_kernels, writer
 from .findings import Failure, Findings
 from .processes import in_processes
 
-SIZES = {"graphs": 100, "tir": 20, "triton": 40, "compiled": 20, "groups": 20}
+SIZES = {"graphs": 100, "tir": 20, "triton": 40, "compiled": 60, "groups": 60}
 """Seeds of a part, by what is run: functions at match level, kernels compiled for this processor or
 run in Triton's interpreter, and functions compiled by the whole pipeline and by TVM's: of what
 models have, and of operators that no pattern takes, which are joined in groups."""
@@ -27,6 +27,7 @@ Seeds = Sequence[int]
 
 def parts(kind: str, seeds: Seeds, workers: int) -> Iterator[Findings]:
     """Yield what parts saw as they end; one without a result is done again seed by seed."""
+    writer.rewriting()  # parsed once, and not in every process
     size = SIZES[kind]
     every = [seeds[i : i + size] for i in range(0, len(seeds), size)]
     for part, found in _limited(kind, every, min(600, SECONDS * size), workers):
@@ -58,6 +59,6 @@ def explorer(kind: str) -> Callable[[Seeds], Findings]:
         "tir": kernels.explore,
         "triton": triton_kernels.explore_alone,
         "compiled": compiled.explore,
-        "groups": partial(compiled.explore, draw=movements.draw),
+        "groups": partial(compiled.explore, draw=movements.draw_shuffled),
     }
     return found[kind]

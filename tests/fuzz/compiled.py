@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 
 from relax_fusion.equivalence.operators import Misfit, Uninterpreted
 from relax_fusion.matching.pattern import calls_in
@@ -30,6 +31,9 @@ TIMES, STEPS = 4.0, 64.0
 """An error may be so many times TVM's, and so many units in the last place of the largest number:
 what both round differs in order, and each value of a chain is rounded."""
 
+TOGETHER = 16
+"""Functions of a module: what each module costs by itself is two thirds of the time."""
+
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
@@ -37,22 +41,63 @@ class Different(Exception):
     """Raised where results are not those of TVM's pipeline."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """A function to compile, by what options, and of which seed."""
+
+    seed: int
+    mod: ir.IRModule
+    options: tuple[bool, tuple[str, ...]]
+    rng: Random
+
+
 def explore(seeds: Sequence[int], draw: Callable[[int], Function] = draw) -> Findings:
-    """Draw, compile and run the functions of some seeds."""
+    """Draw, compile and run the functions of some seeds, many of them in one module."""
     found = Findings()
     warnings.filterwarnings("error", "relax_fusion:", RuntimeWarning)
+    alike: dict[Any, list[Case]] = {}
     for seed in seeds:
         found.count += 1
         try:
-            why = check(draw(seed), seed)
+            case = case_of(draw(seed), seed)
         except Exception as err:
             found.failures.append(Failure.of(seed, err))
+            continue
+        if isinstance(case, str):
+            found.seen["skipped"][case] += 1
+            continue
+        # Two modules may have PrimFuncs of one name
+        alone = seed if len(case.mod.functions) > 1 else None
+        alike.setdefault((case.options, alone), []).append(case)
+    for cases in alike.values():
+        for first in range(0, len(cases), TOGETHER):
+            _explore(cases[first : first + TOGETHER], found)
+    return found
+
+
+def _explore(cases: Sequence[Case], found: Findings) -> None:
+    """Compile cases as one module, or where that fails as two; compare results."""
+    try:
+        theirs = _compiled(cases, "default")
+        ours = _compiled(cases)
+    except Exception:
+        middle = len(cases) // 2
+        for part in (cases[:middle], cases[middle:]) if middle else ():
+            _explore(part, found)
+        if middle:
+            return
+        theirs = ours = None
+    for number, case in enumerate(cases):
+        try:
+            alone = theirs is None or ours is None
+            why = _checked(case) if alone else _compared(case, theirs, ours, f"main{number}")
+        except Exception as err:
+            found.failures.append(Failure.of(case.seed, err))
             continue
         if why:
             found.seen["skipped"][why] += 1
         else:
             found.compared += 1
-    return found
 
 
 def check(function: Function, seed: int) -> str:
@@ -63,6 +108,20 @@ def check(function: Function, seed: int) -> str:
     Exception
         If it does not compile with our pipeline, or its results differ.
     """
+    case = case_of(function, seed)
+    return case if isinstance(case, str) else _checked(case)
+
+
+def _checked(case: Case) -> str:
+    try:
+        theirs = _compiled([case], "default")
+    except Exception:
+        return "TVM does not compile it"
+    return _compared(case, theirs, _compiled([case]), "main0")
+
+
+def case_of(function: Function, seed: int) -> Case | str:
+    """Return what is compiled for a function, or why it is not."""
     if any(writes(value) for _, value, _ in function.bindings):
         return "overwrites"  # TVM's own pipeline takes these for pure
     mod = function.module()
@@ -71,29 +130,43 @@ def check(function: Function, seed: int) -> str:
     mod = relax.transform.DeadCodeElimination()(mod)
     if _looks_beyond(mod["main"]):
         return "an index is beyond the end"  # both read memory that is not the function's
-    target, rng = quick_host(), Random(seed)
-    try:
-        theirs = quickly(mod, "default")
-    except Exception:
-        return "TVM does not compile it"
-    options: dict[str, Any] = {"always_fuse": rng.random() < 0.7, "validate": False}
-    options["disable"] = [*PATTERNS] if rng.random() < 0.3 else []
-    ours = quickly(mod, relax_fusion_pipeline(target, **options))
-    func = mod["main"]
+    rng = Random(seed)
+    always_fuse, disable = rng.random() < 0.7, rng.random() < 0.3
+    return Case(seed, mod, (always_fuse, (*PATTERNS,) if disable else ()), rng)
+
+
+def _compiled(cases: Sequence[Case], pipeline: str | None = None) -> relax.VirtualMachine:
+    """Compile cases in one module, by a pipeline of TVM or by ours."""
+    functions = {g: f for g, f in cases[0].mod.functions_items() if g.name_hint != "main"}
+    for number, case in enumerate(cases):
+        name = f"main{number}"
+        functions[ir.GlobalVar(name)] = case.mod["main"].with_attr("global_symbol", name)
+    always_fuse, disable = cases[0].options
+    fused = relax_fusion_pipeline(
+        quick_host(), always_fuse=always_fuse, disable=disable, validate=False
+    )
+    return machine(quickly(ir.IRModule(functions), pipeline or fused))
+
+
+def _compared(
+    case: Case, theirs: relax.VirtualMachine, ours: relax.VirtualMachine, name: str
+) -> str:
+    """Run a function of both machines; return why results were not compared, or nothing."""
+    func = case.mod["main"]
     sizes = evaluation.sizes_of(func)
-    args = evaluation.arguments(func, sizes, seed)
+    args = evaluation.arguments(func, sizes, case.seed)
     try:
-        wanted, _ = evaluation.run(func, sizes, args, mod=mod)
+        wanted, _ = evaluation.run(func, sizes, args, mod=case.mod)
     except Uninterpreted:
         wanted = None
     except (Misfit, ValueError, IndexError, ZeroDivisionError):
         return "sizes do not fit"  # both read memory that is not the function's
     types = [p.ty for p in func.params]
     try:
-        reference = _run(theirs, args, types, None)
+        reference = _run(theirs[name], args, types, None)
     except Exception:
         return "TVM does not run it"
-    made = _run(ours, args, types, rng)
+    made = _run(ours[name], args, types, case.rng)
     parts = func.ret_ty.fields if isinstance(func.ret_ty, relax.TupleType) else [func.ret_ty]
     try:
         _compare(made, reference, wanted, [str(ty.dtype) for ty in parts])
@@ -120,11 +193,11 @@ def _within(places: np.ndarray, size: int) -> np.ndarray:
 
 
 def _run(
-    executable: Any, args: Sequence[Any], types: Sequence[Any], rng: Random | None
+    function: Any, args: Sequence[Any], types: Sequence[Any], rng: Random | None
 ) -> list[np.ndarray]:
-    """Run ``main``; with `rng`, arrays begin at any element."""
+    """Run a function; with `rng`, arrays begin at any element."""
     given = (_given(a, t, rng) for a, t in zip(args, types, strict=True))
-    result = machine(executable)["main"](*given)
+    result = function(*given)
     results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [r.numpy() for r in results]
 

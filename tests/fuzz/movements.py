@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
@@ -21,11 +21,12 @@ from .writer import IllTyped, Writer
 UNARY = ("abs", "cos", "erf", "exp", "negative", "sigmoid", "sin", "square", "tanh", "nn.relu")
 BINARY = ("add", "divide", "maximum", "minimum", "multiply", "subtract")
 REDUCTIONS = ("max", "mean", "min", "sum", "variance")
+Step = Callable[[Writer, relax.Var], relax.Var]
 INTEGERS = ("int64", "int32", "uint8", "bool")
 
 
-def draw(seed: int) -> Function:
-    """Return the function of a seed."""
+def draw(seed: int, steps: Sequence[Step] = ()) -> Function:
+    """Return the function of a seed; `steps` are there besides those that there always are."""
     rng = Random(seed)
     w = Writer(rng, rng.choice((0, 0, 2, 6)))
     w.dtype = rng.choice(("float32",) * 6 + ("float16", "float16", "bfloat16", "float64"))
@@ -38,21 +39,27 @@ def draw(seed: int) -> Function:
     for _ in range(w.pick(4, 6, 9, 12)):
         value = w.pick(*pool[-3:], *pool) if w.chance(70) else pool[-1]
         try:
-            pool.append(step(w, value, pool))
+            pool.append(step(w, value, pool, steps))
         except (IllTyped, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError):
             continue  # TVM refuses it
     if w.chance(30):
         pool.append(one_row(w, pool[-1]))
     results = [pool[-1], *(w.pick(*pool) for _ in range(w.pick(0, 0, 1, 2)))]
-    return w.finish(*results) if w.bindings else draw(seed + (1 << 40))
+    return w.finish(*results) if w.bindings else draw(seed + (1 << 40), steps)
 
 
-def step(w: Writer, x: relax.Var, pool: Sequence[relax.Var]) -> relax.Var:
+def draw_shuffled(seed: int) -> Function:
+    """Return the function of a seed that has movements of all kinds, one after the other."""
+    return draw(seed, (shuffled, shuffled, shuffled))
+
+
+def step(
+    w: Writer, x: relax.Var, pool: Sequence[relax.Var], more: Sequence[Step]
+) -> relax.Var:
     """Append an operator on `x`."""
     if math.prod(d if isinstance(d, int) else 3 for d in w.shape(x)) > 4000:
         raise IllTyped("large")
-    steps = (moved, moved, moved, repeated, cut, joined, selected, element, element, element)
-    steps += (shuffled, shuffled, shuffled)
+    steps = (moved, moved, moved, repeated, cut, joined, selected, element, element, element, *more)
     if "float" in dtype_of(x):
         steps += (multiplied, multiplied, norm, nearly_norm, activation, nearly_active, softmax)
         steps += (rotated,)

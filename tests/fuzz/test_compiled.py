@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,23 @@ def test_a_small_campaign() -> None:
 )
 def test_groups(seed: int) -> None:
     assert compiled.check(movements.draw(seed), seed) == ""
+
+
+def test_functions_of_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = (900006, 900007, 900008, 900009)  # TVM compiles all but one
+    found = compiled.explore(seeds, movements.draw)
+    assert not found.failures and found.compared == 3
+    assert found.seen["skipped"] == {"TVM does not compile it": 1}
+    run = compiled._run
+
+    def wrong(function: Any, args: Any, types: Any, rng: Any) -> list[np.ndarray]:
+        results = run(function, args, types, rng)
+        return results if rng is None else [np.zeros_like(r) + 7 for r in results]
+
+    monkeypatch.setattr(compiled, "_run", wrong)
+    failures = compiled.explore(seeds, movements.draw).failures
+    assert {f.seed for f in failures} == {900006, 900007, 900009}
+    assert all(f.what.startswith("Different: ") for f in failures)
 
 
 def test_what_is_further_off_than_rounding_explains_is_found() -> None:

@@ -40,6 +40,13 @@ def test_rules_on_legalised_operators(name: str) -> None:
             rule.attempt(func, targets[1])
 
 
+@pytest.mark.parametrize("name", ["nn.max_pool3d", "sum"])
+def test_rows_of_several_axes_on_a_gpu(name: str) -> None:
+    outcome = rules.check(calls()[name], "float32", True, (make_target("h200"),))
+    assert not outcome.wrong and not outcome.skipped
+    assert outcome.declined["NormRule cuda: unsupported layout"] == 1
+
+
 def test_every_operator_is_tried_or_named() -> None:
     missing = set(registered()) - covered() - set(UNTRIED)
     assert not {name for name in missing if not name.startswith(NOT_LEGALISED_ALONE)}
