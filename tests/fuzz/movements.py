@@ -53,9 +53,7 @@ def draw_shuffled(seed: int) -> Function:
     return draw(seed, (shuffled, shuffled, shuffled))
 
 
-def step(
-    w: Writer, x: relax.Var, pool: Sequence[relax.Var], more: Sequence[Step]
-) -> relax.Var:
+def step(w: Writer, x: relax.Var, pool: Sequence[relax.Var], more: Sequence[Step]) -> relax.Var:
     """Append an operator on `x`."""
     if math.prod(d if isinstance(d, int) else 3 for d in w.shape(x)) > 4000:
         raise IllTyped("large")
