@@ -51,7 +51,7 @@ _OTHERS = (
     *("FuseDequantize", "FoldReshapes", "UnshareTransposes", "FuseTransposeMatmul"),
     *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
     *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),
-    *("RecordKernels", "AppendInAttention"),
+    *("RecordKernels", "AppendInAttention", "MoveViews"),
 )
 """Other passes of ours without which a module computes the same."""
 

@@ -19,7 +19,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import CANONICAL, WidenFloat8Products
+from .canonical import CANONICAL, MoveViews, WidenFloat8Products
 from .dlight_rules import (
     CopyRule,
     CPUSpatialRule,
@@ -118,7 +118,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes.append(RecordWork(report))
     if options.cublas_gemm:
         passes.append(relax.transform.RunCodegen())
-    return [*passes, FoldReshapes(), FuseTransposeMatmul(), NameParts()]
+    return [*passes, MoveViews(), FoldReshapes(), FuseTransposeMatmul(), NameParts()]
 
 
 def phase2_lower(options: PipelineOptions) -> list[Pass]:

@@ -11,6 +11,7 @@ from .feature_parts import SplitProjections
 from .float8 import WidenFloat8Products
 from .imports import MendImports
 from .moved_norms import MoveNorms
+from .moved_views import MoveViews
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
 from .padded_rotations import PadRotations
@@ -42,4 +43,9 @@ CANONICAL: dict[str, Callable[..., Any]] = {
 }
 """Every pass by name, in the order in which the pipeline runs them."""
 
-__all__ = ["CANONICAL", "WidenFloat8Products", *(n for n in CANONICAL if n != "SimplifyAlgebra")]
+__all__ = [
+    "CANONICAL",
+    "MoveViews",
+    "WidenFloat8Products",
+    *(n for n in CANONICAL if n != "SimplifyAlgebra"),
+]

@@ -8,7 +8,7 @@ from functools import partial
 
 from tvm import s_tir, tirx
 
-from ..matching.expressions import substitute
+from ..matching.expressions import substitute, without_offset
 from ..tvm_ir import SBlock, SBlockRealize, SBlockRV, structural_equal
 from . import verbs
 from .generic_matmul.layout import is_unit
@@ -147,13 +147,15 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
 
 
 def _runs_along_memory(reduction: SBlock) -> bool:
-    """Tell whether it reads a tensor row by row, each value once."""
+    """Tell whether it reads a tensor row by row, each value once; rows may begin behind others."""
     wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
     reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
     for region in reduction.reads:
         extents = {v.var: v.dom.extent for v in reduction.iter_vars}
         found = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
-        indices = [digit for index in found for digit in _digits(index, extents)]
+        indices = [
+            digit for index in map(without_offset, found) for digit in _digits(index, extents)
+        ]
         used = {i for i in indices if isinstance(i, tirx.Var)}
         if len(used) == len(indices) and all(v.var in used for v in wide):
             return bool(reduced) and indices[-1].same_as(reduced[-1])

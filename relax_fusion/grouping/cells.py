@@ -26,13 +26,13 @@ _F, _P, _B = Cell.FUSE, Cell.PRICE, Cell.BREAK
 _ROWS = {
     Kind.ONE_TO_ONE: (_F, _F, _F, _P, _P),
     Kind.REORGANISE: (_F, _F, _F, _P, _P),
-    Kind.SHUFFLE: (_F, _F, _F, _P, _B),
+    Kind.SHUFFLE: (_F, _F, _F, _P, _P),
     Kind.ONE_TO_MANY: (_F, _F, _F, _P, _P),
     Kind.MANY_TO_MANY: (_F, _B, _B, _B, _B),
 }
 """Where elements are read several times, what makes them would be computed several times: a price.
-A sum takes what it adds up in rows of memory, which a shuffle is not.  Behind a sum, and in the
-kernel that has it, each element has one place: others read it from memory."""
+A sum takes what it adds up in rows of memory: of a shuffle, one that leaves rows whole.  Behind a
+sum, and in the kernel that has it, each element has one place: others read it from memory."""
 
 CELLS = {
     (first, second): cell

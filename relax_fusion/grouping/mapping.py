@@ -9,7 +9,14 @@ from math import prod
 
 from tvm import ir, relax, tirx
 
-from ..matching.expressions import different, found_in, loads_of, substitute, variables_of
+from ..matching.expressions import (
+    different,
+    found_in,
+    loads_of,
+    substitute,
+    variables_of,
+    without_offset,
+)
 from ..matching.stages import Stage, read_stages
 from ..transforms.modules import OPAQUE
 from ..tvm_ir import Analyzer, SBlockRealize, TensorLoad
@@ -75,12 +82,15 @@ class Operator:
         Cycles of a lane that its arithmetic takes.
     multiplies : bool
         Whether it sums products of which each factor is read several times.
+    moves_rows : bool
+        Whether it moves whole rows, as a slice or a transpose of leading axes does.
     """
 
     kind: Kind
     edges: Sequence[Edge]
     slots: float
     multiplies: bool
+    moves_rows: bool = False
 
 
 def operator_of(func: tirx.PrimFunc, inputs: int) -> Operator | None:
@@ -103,7 +113,8 @@ def operator_of(func: tirx.PrimFunc, inputs: int) -> Operator | None:
     sums = [s for s in stages if s.reduced]
     kind = Kind.MANY_TO_MANY if sums else max((e.kind for e in edges), default=Kind.ONE_TO_ONE)
     slots = sum(_slots(s.value) * _count(s.extents.values()) for s in stages)
-    return Operator(kind, edges, slots, any(map(_multiplies, sums)))
+    moves = kind is Kind.SHUFFLE and len(stages) == 1 and _moves_rows(stages[0])
+    return Operator(kind, edges, slots, any(map(_multiplies, sums)), moves)
 
 
 def elements(shape: Iterable[tirx.Expr]) -> float:
@@ -218,6 +229,17 @@ def _slots(value: tirx.Expr) -> float:
     binary = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Cast, tirx.Select)
     plain = sum(len(found_in(value, kind)) for kind in binary)
     return SLOTS * plain + sum(SLOW_SLOTS if name in _SLOW else SLOTS for name in names)
+
+
+def _moves_rows(stage: Stage) -> bool:
+    """Tell whether each row of the result, along the last axis, is one of what is read."""
+    load = stage.value
+    if not isinstance(load, TensorLoad) or not stage.spatial:
+        return False
+    own, places = stage.spatial[-1], [without_offset(index) for index in load.indices]
+    whole = Analyzer().can_prove_equal(stage.extents[own], load.source.ty.shape[-1])
+    plain = all(isinstance(place, tirx.Var | tirx.IntImm) for place in places)
+    return whole and plain and load.indices[-1].same_as(own)
 
 
 def _multiplies(stage: Stage) -> bool:

@@ -227,6 +227,8 @@ class Plan:
         cell = CELLS[first.kind, way.path]
         if cell is not Cell.PRICE or self._is_view_of_rows(first, way):
             return cell is Cell.FUSE
+        if (first.kind, way.path) == (Kind.SHUFFLE, Kind.MANY_TO_MANY) and not _moves_rows(first):
+            return False
         apart = seconds(self._work(first), self.dev) + seconds(self._work(second), self.dev)
         fused = seconds(self._work(second, first, way.times), self.dev)
         if fused > apart:
@@ -259,6 +261,12 @@ class Plan:
         """Return the arithmetic of a node; a CPU keeps what is read again, unless it sums."""
         again = self.dev.kind == "gpu" or anchor is not None
         return node.operator.slots * (times if again else min(times, 1.0))
+
+
+def _moves_rows(group: Group) -> bool:
+    """Tell whether a shuffle leaves rows whole, along the last axis, which a sum is over."""
+    operators = [n.operator for n in group.members]
+    return all(o.moves_rows or o.kind is Kind.ONE_TO_ONE for o in operators)
 
 
 def _sources(members: Sequence[Node]) -> Iterator[Node]:

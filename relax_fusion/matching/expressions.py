@@ -52,6 +52,11 @@ def is_number(value: tirx.Expr, wanted: int) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == wanted
 
 
+def without_offset(index: tirx.Expr) -> tirx.Expr:
+    """Return an index without the number that is added to it."""
+    return index.a if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm) else index
+
+
 def serial(loop: tirx.For) -> tirx.For:
     """Return a loop without the parallelism of a CPU, if it has any."""
     if loop.kind != tirx.ForKind.PARALLEL:

@@ -92,7 +92,6 @@ TABLE_3 = {
 OTHERS = {
     (Kind.ONE_TO_ONE, Kind.ONE_TO_MANY): Cell.PRICE,  # each read computes it anew
     (Kind.ONE_TO_ONE, Kind.MANY_TO_MANY): Cell.PRICE,
-    (Kind.SHUFFLE, Kind.MANY_TO_MANY): Cell.BREAK,  # rows that are not those of memory
     (Kind.ONE_TO_MANY, Kind.REORGANISE): Cell.FUSE,  # each element is still computed once
     (Kind.ONE_TO_MANY, Kind.SHUFFLE): Cell.FUSE,
     (Kind.ONE_TO_MANY, Kind.MANY_TO_MANY): Cell.PRICE,  # a bias in front of a norm

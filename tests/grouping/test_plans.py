@@ -42,6 +42,29 @@ CASES = {
     ),
     "a view behind a sum": (X, "y = R.reshape(R.exp(R.matmul(x, R.permute_dims(x))), (4, 9))", 2),
     "a view in front of a sum": (X, "y = R.nn.softmax(R.reshape(x, (12, 32)))", 1),
+    "a view behind a norm": (
+        f'{X}, g: R.Tensor((64,), "float32"), y: R.Tensor((2, 3, 64), "float32")',
+        "n = R.nn.silu(R.nn.rms_norm(x, g, axes=[-1])); v = R.reshape(n, (2, 3, 64)); "
+        "z = R.multiply(R.add(y, R.multiply(v, g)), R.const(2.0))",
+        1,
+    ),
+    "a view behind a softmax": (
+        f'{X}, y: R.Tensor((3, 2, 8, 8), "float32")',
+        "z = R.multiply(y, R.reshape(R.nn.softmax(x), (3, 2, 8, 8)))",
+        1,
+    ),
+    "a view that meets columns": (
+        f'{X}, y: R.Tensor((8, 8), "float32")',
+        "z = R.multiply(R.reshape(R.nn.softmax(x), (6, 8, 8)), y)",
+        2,
+    ),
+    "rows in front of a norm": (X, "y = R.nn.softmax(R.strided_slice(x, (0,), (1,), (5,)))", 1),
+    "heads in front of a sum": (
+        'x: R.Tensor((2, 3, 64), "float32")',
+        "y = R.exp(R.max(R.permute_dims(x, [1, 0, 2]), axis=[2]))",
+        1,
+    ),
+    "parts of rows": (X, "y = R.nn.softmax(R.strided_slice(x, (1,), (1,), (5,)))", 2),
     "a pool": (IMAGES, "y = R.add(R.nn.max_pool2d(x, (2, 2), (2, 2)), b)", 1),
     "columns": (X, "y = R.sqrt(R.sum(R.multiply(x, x), axis=[0]))", 1),
     "two sums": (X, "y = R.sum(R.exp(R.sum(x, axis=[1], keepdims=True)))", 2),
@@ -56,8 +79,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(name: str, target: str) -> None:
     params, body, count = CASES[name]
-    ours = kernels(lowered(function(params, body), target)[0])
-    theirs = kernels(lowered(function(params, body), target, by_tvm=True)[0])
+    mod = function(params, body, "z" if "z =" in body else "y")
+    ours, theirs = (kernels(lowered(mod, target, by_tvm)[0]) for by_tvm in (False, True))
     assert len(ours) == count <= len(theirs)
 
 
@@ -88,21 +111,29 @@ def test_the_report_tells_what_was_joined() -> None:
     assert "multiply, subtract, tir_exp, 21 more, add" in joined_table([joined]).text()
 
 
-def test_a_pool_and_what_follows_is_one_kernel_without_blocks_for_each_element() -> None:
-    mod = function(*CASES["a pool"][:2])
-    for target in (quick_host(), make_target("h200")):
+RULES = {
+    "a pool": "WindowRule",  # on a GPU, no block of threads for each element
+    **dict.fromkeys([n for n in CASES if n.endswith(("a norm", "a softmax", "a sum"))], "NormRule"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_sum_and_what_is_around_it_has_a_schedule(name: str) -> None:
+    params, body, count = CASES[name]
+    mod = function(params, body, "z" if "z =" in body else "y")
+    for target in (quick_host(), make_target("h200")) if count == 1 else ():
         report = Report()
         with target:
             passes = phase4_schedule(make_options(target, {"report": report}))
             tvm.transform.Sequential(passes)(lowered(mod, target)[0])
-        (scheduled,) = report.schedules
-        assert scheduled.rule == "WindowRule"
+        rules = [s.rule for s in report.schedules if not s.function.startswith("reshape")]
+        assert rules == [RULES[name]]
 
 
 def test_numbers() -> None:
     rng = np.random.default_rng(3)
     for name, (params, body, _) in CASES.items():
-        mod = function(params, body)
+        mod = function(params, body, "z" if "z =" in body else "y")
         given = [_values(rng, p.ty) for p in mod["main"].params]
         ours, theirs = (
             machine(quickly(mod, pipeline))["main"](*given)
