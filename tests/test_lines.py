@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 86_622, 492
+LIBRARY = 86_763, 493
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 63_788
+TESTS = 63_822
 """The most lines of Python in ``tests/``."""
 
 
