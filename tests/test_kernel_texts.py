@@ -46,6 +46,7 @@ from .support.matmul_chains import TwoMatmuls
 
 TEXTS = Path(__file__).parent / "data" / "kernels"
 CPU = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
+ZEN4 = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 2})
 RMS = Norm("rms", 1e-5)
 ROWS = DynamicDim("rows")
 CACHED = {"causal": "bottom_right", "kv_prefix": True}
@@ -115,6 +116,10 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     "CpuTiles-panels": (
         *(CPU, matmul(1, 64, 32, None)),
         TilePlan(7, 32, 64, 7, 32, 16, family="panels"),
+    ),
+    "CpuTiles-dots": (
+        *(ZEN4, matmul(1, 64, 32, None, "bfloat16")),
+        TilePlan(7, 32, 64, 7, 32, 16, family="dots"),
     ),
     "CpuAttention": (
         *(CPU, attention(1, 4, 8, (1, 1), (8, 8), dtype="float32")),

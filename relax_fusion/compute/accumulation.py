@@ -25,6 +25,7 @@ from tvm import te, tirx
 from ..estimator.families.words import MANTISSA_BITS, WordVectors
 from ..workload import INTEGER_DTYPES, Packed
 from .activations import ACCUMULATE
+from .pairs import WORD, pair, products
 from .stages import Padding, Reader, Size, clamped, int64, round_up
 
 
@@ -50,33 +51,44 @@ def accumulate(
     return te.compute(int64(shape), product, name)
 
 
-def tiles_of(x: te.Tensor, height: int) -> te.Tensor:
-    """Add x in tiles of `height` rows, ``[tiles, k, height]``, in float32.
+def tiles_of(x: te.Tensor, padding: Padding) -> te.Tensor:
+    """Add x in tiles of rows, ``[tiles, k, height]``, in float32.
 
-    A tile is read forwards for every panel of columns.  The last row is repeated up to its end.
+    Of pairs, k has half as many.  A tile is read forwards for every panel of columns.  The last row
+    is repeated up to its end.
     """
-    rows, k = x.shape
-    return te.compute(
-        int64((round_up(rows, height) // height, k, height)),
-        lambda tile, r, i: x(clamped(tile * height + i, rows, height), r).astype(ACCUMULATE),
-        "x_tiles",
-    )
+    (rows, k), height = x.shape, padding.rows
+
+    def element(tile: tirx.Expr, r: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
+        row = clamped(tile * height + i, rows, height)
+        return pair(x, r, row) if padding.pairs else x(row, r).astype(ACCUMULATE)
+
+    steps = k // 2 if padding.pairs else k
+    return te.compute(int64((round_up(rows, height) // height, steps, height)), element, "x_tiles")
 
 
 def panels_of(
-    weight: Reader, sizes: tuple[int, Size, Size], width: int, name: str, dtype: str = ACCUMULATE
+    weight: Reader,
+    sizes: tuple[int, Size, Size],
+    width: int,
+    name: str,
+    dtype: str = ACCUMULATE,
+    pairs: bool = False,
 ) -> te.Tensor:
     """Add the weights of ``sizes`` (parts, n, k) in panels, ``[panels, k, parts, width]``.
 
-    A panel is read once from the weight, whatever the layout and dtype of that, and then forwards
-    for every tile of rows.  The last column is repeated up to its end.
+    Of pairs, k has half as many.  A panel is read once from the weight, whatever the layout and
+    dtype of that, and then forwards for every tile of rows.  The last column is repeated up to its
+    end.
     """
     parts, n, k = sizes
 
     def element(panel: tirx.Expr, r: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        return weight(p, clamped(panel * width + j, n, width), r).astype(dtype)
+        column = clamped(panel * width + j, n, width)
+        return pair(weight, r, p, column) if pairs else weight(p, column, r).astype(dtype)
 
-    return te.compute(int64((round_up(n, width) // width, k, parts, width)), element, name)
+    steps = k // 2 if pairs else k
+    return te.compute(int64((round_up(n, width) // width, steps, parts, width)), element, name)
 
 
 def _panels(
@@ -86,9 +98,10 @@ def _panels(
     vectors, width, name = padding.words, padding.columns, f"w_panels{index}"
     if padding.laid is not None:
         parts, n, k = sizes
-        return padding.laid(name, (round_up(n, width) // width, k, parts, width))
+        steps, dtype = (k // 2, WORD) if padding.pairs else (k, ACCUMULATE)
+        return padding.laid(name, (round_up(n, width) // width, steps, parts, width), dtype)
     if vectors is None:
-        return panels_of(weight, sizes, width, name)
+        return panels_of(weight, sizes, width, name, pairs=padding.pairs)
 
     def stored(which: int, length: int, name: str, dtype: str) -> te.Tensor:
         def reader(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
@@ -108,13 +121,14 @@ def _accumulate_panels(
     """Add the same reduction over tiles of x and panels of the weight."""
     parts, n = sizes
     height, width = padding.rows, padding.columns
-    count, k, _ = tiles.shape
+    count, steps, _ = tiles.shape
+    k = steps * 2 if padding.pairs else steps
     panels = _panels(weight, (parts, n, k), name.replace("acc", ""), padding)
-    r = te.reduce_axis((0, k), "k")
+    r = te.reduce_axis((0, steps), "k")
 
     def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         x, w = tiles(i // height, r, i % height), panels(j // width, r, p, j % width)
-        return te.sum(x * w, axis=r)
+        return te.sum(products(x, w) if padding.pairs else x * w, axis=r)
 
     return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
 

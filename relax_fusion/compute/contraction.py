@@ -12,8 +12,11 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``x_norm``      the normalised rows                         [rows, k], float32 (edges "none": dtype)
 ``w_parts{i}``  gate and up of a gated pair, or the first and second features of rotated pairs,
                 stacked                                     [2, n, k], dtype (edges "zero")
-``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels)
-``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32
+``x_bits``      what they are as bfloat16                   [rows, k], uint16 (dots)
+``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels);
+                or their pairs                              [tiles, k / 2, reg_m], uint32 (dots)
+``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32, or
+                its pairs, as ``x_tiles``
                 (of packed weights: see :mod:`relax_fusion.compute.accumulation`)
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32 (int32 of
                                                             integers)
@@ -43,6 +46,7 @@ from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, PostNorm, Projection, WeightLayout
 from .accumulation import accumulate, tiles_of, x_words
 from .activations import ACCUMULATE, activate
+from .pairs import bits_of
 from .rope import in_order, rotated_projection
 from .stages import (
     Edges,
@@ -83,7 +87,8 @@ def contraction_prim_func(
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
     if padding.panels:
-        data = tiles_of(data, padding.rows)
+        normed = padding.pairs and data.dtype == ACCUMULATE
+        data = tiles_of(bits_of(data) if normed else data, padding)
     elif padding.words is not None:
         data = x_words(data, padding.words, padding.rows)
     if isinstance(work, GatedFFN):

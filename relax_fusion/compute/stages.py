@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
-from ..estimator.families.cpu_tiles import PANELS
+from ..estimator.families.cpu_tiles import DOTS, PANELS
 from ..estimator.families.words import FAMILY as WORDS
 from ..estimator.families.words import WordVectors
 from ..estimator.tile_plan import TilePlan
@@ -95,9 +95,9 @@ class Stages:
 
         return element
 
-    def laid(self, name: str, shape: Sequence[Size]) -> te.Tensor:
+    def laid(self, name: str, shape: Sequence[Size], dtype: str) -> te.Tensor:
         """Add an input that takes the place of weights, which are no inputs then."""
-        self._laid.append(te.placeholder(int64(shape), ACCUMULATE, name))
+        self._laid.append(te.placeholder(int64(shape), dtype, name))
         return self._laid[-1]
 
     def give(self, name: str, tensor: te.Tensor) -> None:
@@ -117,23 +117,24 @@ class Padding:
     """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all.
 
     `panels` tells that weights are repacked into panels of so many columns, and x into tiles of so
-    many rows; `words` that weights are unpacked by vectors of words.  `laid` adds an operand, which
-    is a weight that is in panels already.
+    many rows; `words` that weights are unpacked by vectors of words; `pairs` that both have two
+    bfloat16 in a word.  `laid` adds an operand, which is a weight that is in panels already.
     """
 
     rows: int
     columns: int
     panels: bool = False
     words: WordVectors | None = None
-    laid: Callable[[str, Sequence[Size]], te.Tensor] | None = None
+    pairs: bool = False
+    laid: Callable[[str, Sequence[Size], str], te.Tensor] | None = None
 
     @staticmethod
     def of(plan: TilePlan, edges: Edges, words: WordVectors | None = None) -> Padding:
         """Return the padding under which `plan` tiles without a remainder."""
         if edges == "none":
             return Padding(1, 1)
-        if plan.family == PANELS:
-            return Padding(plan.reg_m, plan.reg_n, True, words)
+        if plan.family in (PANELS, DOTS):
+            return Padding(plan.reg_m, plan.reg_n, True, words, plan.family == DOTS)
         if plan.family == WORDS:
             return Padding(plan.block_m, plan.block_n, words=words)
         return Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)

@@ -1,4 +1,4 @@
-"""What a GPU offers to kernels, and the matrix instructions of NVIDIA's tensor cores, as data.
+"""What a device offers to kernels: instructions of NVIDIA's tensor cores and of CPUs, as data.
 
 Source: PTX ISA, sections "Multiply-and-Accumulate Instruction: mma", "Asynchronous Multiply-and-
 Accumulate Instruction: wgmma.mma_async" and "Warp-level matrix load instruction: ldmatrix".
@@ -61,9 +61,17 @@ WARP_GROUP_MMA = {
 later architectures have no ``wgmma``."""
 
 
+PAIR_DOT = MatrixInstruction("vdpbf16ps", "bfloat16", 1, 16, 2)
+"""What a CPU with AVX512_BF16 multiplies: a pair of a row by those of 16 columns.  Source: Intel's
+Architecture Instruction Set Extensions Programming Reference, VDPBF16PS."""
+
+CPU_INSTRUCTIONS = {"avx512bf16": PAIR_DOT}
+"""By the feature of a target, as LLVM calls it, that tells of the instruction."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
-    """What kernels ask of a GPU, beside its sizes and rates.
+    """What kernels ask of a device, beside its sizes and rates.
 
     Parameters
     ----------
@@ -92,4 +100,4 @@ class Capabilities:
 
 
 NO_CAPABILITIES = Capabilities()
-"""Those of CPUs, and of GPUs whose instructions no kernel here uses."""
+"""Those of devices whose instructions no kernel here uses."""

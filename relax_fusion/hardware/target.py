@@ -15,7 +15,7 @@ from tvm.target import Target, codegen
 from ..errors import TargetError
 from ..validation import shown
 from .devices import DEVICES, device, generic_cpu
-from .instructions import MMA
+from .instructions import CPU_INSTRUCTIONS, MMA, Capabilities
 from .nvidia import ARCHITECTURES, STATIC_SMEM_BYTES, capability_of
 from .spec import DeviceSpec
 
@@ -241,7 +241,9 @@ def _cpu(target: Target, cores: int) -> DeviceSpec:
         raise TargetError(
             f"LLVM knows no processor of mtriple {shown(str(target.attrs.get('mtriple')))}"
         ) from err
-    return generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
+    spec = generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
+    found = (i for name, i in CPU_INSTRUCTIONS.items() if codegen.target_has_features(name, target))
+    return replace(spec, capabilities=Capabilities(matrix_instructions=tuple(found)))
 
 
 def _limits(target: Target, attrs: Mapping[str, Any]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from ..compute import contraction_prim_func, description
 from ..compute.rope import feature_of
-from ..estimator.families.cpu_tiles import PANELS
+from ..estimator.families.cpu_tiles import DOTS, PANELS
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import is_gpu
 from ..matching.expressions import found_in
@@ -25,8 +25,9 @@ from .modules import bindings_of, functions_of, rewritten
 LAID_ATTR = "relax_fusion.laid"
 """PrimFunc attribute: panels of weights are its last inputs, in the place of the weights."""
 
-_DTYPE = "float32"
-"""Panels are of this type: a weight in half precision would take twice its memory."""
+_DTYPES = {PANELS: "float32", DOTS: "bfloat16"}
+"""The type of weights by the family that reads them: another would take twice its memory in panels
+of float32, and pairs are of two bfloat16."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="LayOutWeights")
@@ -38,7 +39,7 @@ class LayOutWeights:
         y = R.call_tir(f, (x, w), ...)    ->    y = R.call_tir(f_laid, (x, w_in_panels), ...)
 
     declines when:
-        a weight is no constant of float32, is packed, or is read elsewhere, too, as one that is
+        a weight is no constant of `_DTYPES`, is packed, or is read elsewhere, too, as one that is
         tied to an embedding; kernels of some sizes read it as it lies.
 
     Parameters
@@ -76,13 +77,14 @@ class _Layer(relax.PyExprMutator):
         if table is None or not isinstance(work, NormMatmul | GatedFFN):
             return call
         args, ((_, plan), *others) = call.args[1].fields, table.entries
-        packs = plan.family == PANELS and not others and not (work.is_packed or work.is_adapted)
+        packs = work.dtype == _DTYPES.get(plan.family) and not others
+        packs = packs and not (work.is_packed or work.is_adapted)
         named = {o.name: arg for o, arg in zip(work.graph.inputs, args, strict=True)}
         weights = {o.name: named.pop(o.name) for o in work.graph.inputs if o in work.graph.weights}
         if not packs or not all(map(self._is_own, weights.values())):
             return call
-        arrays = {name: np.from_dlpack(weight.value) for name, weight in weights.items()}
-        panels = [relax.const(each, _DTYPE) for each in panels_of(work, plan, arrays)]
+        arrays = {name: _array(weight) for name, weight in weights.items()}
+        panels = [relax.const(each) for each in panels_of(work, plan, arrays)]
         inputs = relax.Tuple([*named.values(), *panels])
         gvar = self._kernel(call.args[0], work, plan)
         return relax.Call(call.op, [gvar, inputs], call.attrs, call.ty_args)
@@ -103,12 +105,22 @@ class _Layer(relax.PyExprMutator):
 
 
 def _is_constant(expr: relax.Expr) -> bool:
-    return isinstance(expr, GenericConst) and dtype_of(expr) == _DTYPE
+    return isinstance(expr, GenericConst) and dtype_of(expr) in _DTYPES.values()
+
+
+def _array(constant: relax.Expr) -> np.ndarray:
+    """Return the elements of a constant without a copy; those of bfloat16 as their bits."""
+    stored = constant.value
+    return np.from_dlpack(stored if dtype_of(constant) == "float32" else _bits(stored))
+
+
+def _bits(stored: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+    return stored._create_view(stored.shape, "uint16")
 
 
 def _address(constant: relax.Expr) -> int:
     """Return where the elements of a constant are: several constants may have the same."""
-    return int(np.from_dlpack(constant.value).ctypes.data)
+    return int(_array(constant).ctypes.data)
 
 
 def _reads(mod: ir.IRModule) -> Counter[int]:
@@ -157,7 +169,12 @@ def _by_columns(weight: np.ndarray, layout: str) -> np.ndarray:
 
 
 def _in_panels(parts: np.ndarray, width: int) -> np.ndarray:
-    """Return ``[parts, n, k]`` as ``[panels, k, parts, width]``, its last column repeated."""
+    """Return ``[parts, n, k]`` as ``[panels, k, parts, width]``, its last column repeated.
+
+    Bits of bfloat16 become words of two neighbours along k.
+    """
+    if parts.dtype == np.uint16:
+        parts = np.ascontiguousarray(parts).view(np.uint32)
     count, n, k = parts.shape
     columns = np.minimum(np.arange(-(-n // width) * width), n - 1)
     panels = parts[:, columns].reshape(count, -1, width, k)

@@ -16,7 +16,7 @@ from tvm.target import Target
 from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
 from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import PlanTable
-from relax_fusion.workload import GatedFFN, NormMatmul, Projection
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Projection, WeightLayout
 
 from ..support.chains import Chain, module
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
@@ -32,9 +32,11 @@ NAMES = [
 ]
 
 
-def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> CpuPlan:
+def panels(
+    work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1, family: str = "panels"
+) -> CpuPlan:
     return CpuPlan(
-        *(*reg, work.k), reg_m=reg[0], reg_n=reg[1], lanes=lanes, family="panels", split_m=split_m
+        *(*reg, work.k), reg_m=reg[0], reg_n=reg[1], lanes=lanes, family=family, split_m=split_m
     )
 
 
@@ -43,6 +45,16 @@ def test_numbers(name: str) -> None:
     """Rows and columns are no multiples of the tile in most cases."""
     case = BY_NAME[name]
     check(case, built(case.work, PlanTable.single(panels(case.work, (3, 8), 4))))
+
+
+@pytest.mark.parametrize("name", sampled([n for n in NAMES if BY_NAME[n].work.k % 2 == 0], 3))
+@pytest.mark.parametrize("lanes", [16, 8])
+def test_numbers_of_pairs(name: str, lanes: int) -> None:
+    """Vectors of 16 pairs take the instruction where there is one; of 8, no processor has one."""
+    case = BY_NAME[name]
+    work = replace(case.work, dtype="bfloat16", out_dtype="bfloat16")
+    plan = panels(work, (3, 16), lanes, family="dots")
+    check(replace(case, work=work), built(work, PlanTable.single(plan)))
 
 
 @pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
@@ -62,10 +74,10 @@ MULTIPLY_ADD = {"vfmadd231ps", "vfmadd213ps", "vfmadd132ps", "fmla"}
 WIDE = re.compile(r"[yz]mm|\bq\d|\bv\d")
 
 
-def assembly(work: Work, name: str) -> str:
+def assembly(work: Work, name: str, plan: CpuPlan | None = None) -> str:
     options, lanes, reg = TARGETS[name]
     target = Target({"kind": "llvm", **options})
-    kernel = scheduled(work, panels(work, reg, lanes), target)["main"]
+    kernel = scheduled(work, plan or panels(work, reg, lanes), target)["main"]
     library = tvm.compile(tvm.IRModule({"main": with_vector_math(kernel)}), target=target)
     return library.mod.inspect_source("asm")
 
@@ -102,6 +114,20 @@ def test_the_inner_loop_keeps_its_tile_in_registers(name: str, dtype: str) -> No
     words = Counter(line.split()[0] for line in loop if line.strip())
     assert not any("cvt" in word for word in words)  # weights were converted when they were packed
     assert sum(words.values()) <= steps * (tile + reg_m + reg_n // lanes + 8)
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("norm", [None, Norm("rms", 1e-5)])
+def test_pairs_are_multiplied_by_their_instruction(layout: WeightLayout, norm: Norm | None) -> None:
+    work = NormMatmul(ROWS, 256, (Projection(96, layout),), norm, "bfloat16", "bfloat16")
+    plan = panels(work, (8, 48), 16, family="dots")
+    source = assembly(work, "znver4", plan)
+    dots = re.compile(r"vdpbf16ps.*zmm")
+    loop = next(loop for loop in loops(source) if any(map(dots.search, loop)))
+    steps, rest = divmod(sum(bool(dots.search(line)) for line in loop), 8 * 3)
+    assert rest == 0 and steps > 0
+    assert not [line for line in loop if re.search(r"\[?\b[re]?sp\b", line) and WIDE.search(line)]
+    assert not re.search(r"v(p?gather|p?scatter|pinsrw.*\()|call.*dot_of_pairs", source)
 
 
 @pytest.mark.parametrize("name", ["haswell", "znver4"])

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
+from relax_fusion.estimator.families.cpu_tiles import DOTS, CpuPlan
 from relax_fusion.estimator.families.cpu_tiles import PANELS as FAMILY
-from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.hardware import generic_cpu
+from relax_fusion.hardware import Capabilities, generic_cpu
+from relax_fusion.hardware.instructions import PAIR_DOT
 from relax_fusion.workload import Attention
 
 from ..support.estimator_cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
@@ -63,6 +64,25 @@ def test_packing_is_paid_once_for_all_rows():
     assert many < few * 480 / plan.reg_m
 
 
+WITH_DOTS = replace(AVX512, capabilities=Capabilities(matrix_instructions=(PAIR_DOT,)))
+PAIRS = norm_matmul(dtype="bfloat16")
+
+
+def test_many_rows_of_bfloat16_take_pairs_where_there_is_an_instruction():
+    chosen = {dev: choose(PAIRS, dev).plans for dev in (AVX512, WITH_DOTS)}
+    assert [plans.plan_for(1000).family for plans in chosen.values()] == [FAMILY, DOTS]
+    assert chosen[WITH_DOTS].plan_for(1).family == "cpu_tiles"
+    apart, together = (predict(PAIRS, p.plan_for(1000), d, 1000) for d, p in chosen.items())
+    assert 1.5 < apart.seconds / together.seconds < 2
+
+
+def test_other_dtypes_and_odd_sums_have_no_pairs():
+    for work in (FLOAT, norm_matmul(dtype="float16"), replace(PAIRS, k=4095)):
+        assert not any(plan.family == DOTS for plan in candidates(work, WITH_DOTS))
+    depths = {p.block_k for p in candidates(replace(PAIRS, k=774), WITH_DOTS) if p.family == DOTS}
+    assert depths == {86}, "129 divides 774, too, and is odd"
+
+
 GOOD = TilePlan(6, 32, 4096, reg_m=6, reg_n=32, lanes=16, family=FAMILY)
 WRONG = [
     (GOOD, FLOAT, GPU, "family is 'panels', there is 'cuda' and 'gemv' and"),
@@ -70,6 +90,18 @@ WRONG = [
     (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
+    (replace(GOOD, family=DOTS), PAIRS, AVX512, "2-core CPU has no vdpbf16ps"),
+    (replace(GOOD, family=DOTS), FLOAT, WITH_DOTS, "family 'dots' multiplies bfloat16"),
+    (
+        replace(GOOD, family=DOTS),
+        *(PAIRS, replace(WITH_DOTS, vector_bytes=32), "vectors have 32 B, vdpbf16ps is used of 64"),
+    ),
+    (
+        replace(GOOD, block_k=1, family=DOTS),
+        PAIRS,
+        WITH_DOTS,
+        "block_k is 1, family 'dots' has pairs",
+    ),
     (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
     (
         replace(CpuPlan.of(GOOD), family="cpu_tiles", split_m=2),

@@ -66,6 +66,17 @@ def test_the_numbers_are_the_same(name: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("name", sampled([n for n in NAMES if BY_NAME[n].work.k % 2 == 0], 8))
+def test_pairs_are_the_same(name: str) -> None:
+    case = BY_NAME[name]
+    case = replace(case, work=replace(case.work, dtype="bfloat16", out_dtype="bfloat16"))
+    mod, inputs = bound(case, PlanTable.single(panels(case.work, (3, 8), 4, family="dots")))
+    after = laid(mod)
+    assert is_laid(after)
+    for one, other in zip(results(mod, inputs), results(after, inputs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("work", "table"),
     [

@@ -8,13 +8,14 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
-from ...estimator.families.cpu_tiles import PANELS, CpuPlan
+from ...estimator.families.cpu_tiles import DOTS, PANELS, CpuPlan
 from ...estimator.families.words import FAMILY as WORDS
 from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
 from ...tvm_ir import SBlockRV
 from ...workload import GatedFFN, NormMatmul
 from .. import verbs
+from .dots import multiply_pairs
 from .panels import place_panels, vectorised
 from .words import look_up_fields, looks_up, schedule_words
 
@@ -23,7 +24,7 @@ Projections = list[tuple[SBlockRV, SBlockRV]]
 WEIGHT = 1
 """The number of the weight among the tensors that a sum reads, behind x; scales are last."""
 
-_PROLOGUE = ("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
+_PROLOGUE = ("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "x_bits", "norm_out")
 
 
 def emit(
@@ -32,6 +33,8 @@ def emit(
     """Return the kernel of a plan; `laid`: for weights that are in panels already."""
     vectors = word_vectors(work, plan.lanes)
     func = contraction_prim_func(work, plan, gpu=False, laid=laid)
+    if plan.family == DOTS:
+        return multiply_pairs(schedule_cpu(func, plan), plan.lanes, target)
     if plan.family != WORDS or vectors is None:
         return schedule_cpu(func, plan)
     func = schedule_cpu(func, plan, vectors)
@@ -48,8 +51,8 @@ def schedule_cpu(
     A parallel loop normalises the rows; then, for each projection, blocks of ``block_n`` columns
     run in parallel, in register tiles of ``reg_m x reg_n`` results.  Few rows take the weights as
     they lie: in ``[n, k]`` by dot products with one partial sum per lane, in ``[k, n]`` in vectors
-    along n.  Many rows (family "panels") take columns that were packed for them.  Words of packed
-    weights are unpacked by vectors (family "words").
+    along n.  Many rows (families "panels" and "dots") take columns that were packed for them.
+    Words of packed weights are unpacked by vectors (family "words").
 
     Parameters
     ----------
@@ -62,7 +65,7 @@ def schedule_cpu(
     present = [sch.get_sblock(n) for n in _PROLOGUE if n in names]
     if present:
         _rows(sch, present, plan)
-    if plan.family == PANELS:
+    if plan.family in (PANELS, DOTS):
         return _panels(sch, projections, CpuPlan.of(plan))
     if vectors is not None:
         return schedule_words(sch, projections, plan, vectors)

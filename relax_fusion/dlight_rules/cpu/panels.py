@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tvm import ir, s_tir, te, tirx
 
+from ...compute.pairs import HALF, WORD, element_of
 from ...estimator.families.cpu_tiles import CpuPlan
 from ...matching.expressions import substitute
 from ...tvm_ir import SBlock, SBlockRV, TensorLoad, structural_map
@@ -36,7 +37,7 @@ def place_panels(
         The block of the partial sums.
     """
     acc, out = blocks
-    k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, plan.block_k])
+    k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, plan.steps])
     partial = sch.rfactor(k_part, 0)
     i, j, *inner = sch.get_loops(out)
     tile, i_reg = sch.split(i, [None, plan.reg_m])
@@ -120,7 +121,7 @@ def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
         Name and width of the blocks that copy squares, which are left to be transposed.
     """
     _, r, *parts, j = sch.get_loops(packed)[-len(sch.get(packed).iter_vars) :]
-    if not verbs.reads_along(sch, packed, 0, 1) or not is_moved(sch.get(packed).body.value):
+    if not _reads_along(sch, packed) or not is_moved(sch.get(packed).body.value):
         verbs.vectorise_inner(sch, j, math.gcd(verbs.extent(sch, j) or 1, lanes))
         return {}
     square = math.gcd(verbs.extent(sch, r) or 1, verbs.extent(sch, j) or 1, lanes)
@@ -130,6 +131,12 @@ def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
     if square == 1:
         return {}
     return {str(sch.get(sch.blockize(r_inner)).name_hint): square}
+
+
+def _reads_along(sch: s_tir.Schedule, packed: SBlockRV) -> bool:
+    """Tell whether what is copied lies along k, or its pairs do."""
+    block = sch.get(packed)
+    return element_of(block.body.value) is not None or verbs.reads_along(sch, packed, 0, 1)
 
 
 def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.PrimFunc:
@@ -158,6 +165,9 @@ def is_moved(value: tirx.Expr) -> bool:
 
     What is rounded to bfloat16 on the way is none: only what is loaded has its bits.
     """
+    element = element_of(value)
+    if element is not None:
+        return is_moved(element)
     if isinstance(value, tirx.Cast):
         return str(value.ty.dtype) != "bfloat16" and is_moved(value.value)
     if isinstance(value, ir.Call):
@@ -215,6 +225,12 @@ def bound(statements: list[tirx.Stmt], value: tirx.Expr, name: str) -> tirx.Var:
 
 def along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     """Return the vector of `value` for `lanes` successive values of r, the first of them 0."""
+    element = element_of(value)
+    if element is not None:
+        halves = along(element, r, 2 * lanes)
+        if str(element.ty.dtype) != HALF:
+            halves = tirx.reinterpret(f"{HALF}x{2 * lanes}", halves)
+        return tirx.reinterpret(f"{WORD}x{lanes}", halves)
     if isinstance(value, tirx.Cast):
         vector = along(value.value, r, lanes)
         if str(value.value.ty.dtype) == "bfloat16":

@@ -3,18 +3,20 @@
 As they lie: a task has ``block_n`` columns of all rows.  Packed (the kernel "panels"): a task packs
 ``reg_n`` columns, all of k, and takes them through the rows in register tiles of ``reg_m x reg_n``
 results, so that block and tile are one.  Sums over ``block_k`` elements are added up at the end:
-rounding errors grow with the length of a sum.  Where there are fewer panels than tasks are wanted,
-the tiles are cut into ``split_m`` parts, each with its own copy of the panel.
+rounding errors grow with the length of a sum.  Where a CPU adds up products of two bfloat16 by an
+instruction (the kernel "dots"), rows and panels hold pairs.  Where there are fewer panels than
+tasks are wanted, the tiles are cut into ``split_m`` parts, each with its own copy of the panel.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...hardware import DeviceSpec
+from ...hardware.instructions import PAIR_DOT
 from ...validation import Count
 from ..cpu_cost import (
     L3_CYCLES_PER_BYTE,
@@ -33,8 +35,8 @@ from ..shape import MatmulShape, Size, rows_at
 from ..tile_plan import TilePlan
 from .matmuls import MAX_PADDING, CpuMatmul, MatmulProblem, refuses_integers
 
-FAMILY, PANELS = FAMILIES = ("cpu_tiles", "panels")
-"""The names of the kernels: weights as they lie, and packed."""
+FAMILY, PANELS, DOTS = FAMILIES = ("cpu_tiles", "panels", "dots")
+"""The names of the kernels: weights as they lie, packed, and packed by pairs of bfloat16."""
 
 REG_M = (1, 2, 4, 8)
 REG_N = (1, 2, 3, 4, 6, 8)
@@ -93,7 +95,12 @@ class CpuPlan(TilePlan):
     @property
     def packed(self) -> bool:
         """Whether tasks pack the weights that they read."""
-        return self.family == PANELS
+        return self.family in (PANELS, DOTS)
+
+    @property
+    def steps(self) -> int:
+        """Elements of a part of a sum, or pairs of them."""
+        return self.block_k // 2 if self.family == DOTS else self.block_k
 
 
 class CpuTiles(CpuMatmul):
@@ -110,12 +117,21 @@ class CpuTiles(CpuMatmul):
         """Yield tiles of weights as they lie, then of packed ones."""
         yield from map(Offer, _as_they_lie(problem.shape, problem.dev))
         yield from map(Offer, _packed(problem.shape, problem.dev))
+        if _why_no_dots(problem.shape, problem.dev) is None:
+            depth = sum_length(problem.shape.k, PAIR_DOT.k)
+            for plan in _packed(problem.shape, problem.dev):
+                yield Offer(replace(plan, block_k=depth, family=DOTS))
 
     def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what a core has not, and what vectors and panels do not divide."""
         own, shape, dev = CpuPlan.of(plan), problem.shape, problem.dev
         if own.packed:
             yield from _panel_violations(own)
+            why = _why_no_dots(shape, dev) if plan.family == DOTS else None
+            if why is not None:
+                yield why
+            elif plan.family == DOTS and plan.block_k % 2:
+                yield f"block_k is {plan.block_k}, family {DOTS!r} has pairs"
         else:
             yield from one_stage(plan)
             if own.split_m != 1:
@@ -173,13 +189,24 @@ def _packed(shape: MatmulShape, dev: DeviceSpec) -> Iterator[CpuPlan]:
                 )
 
 
+def _why_no_dots(shape: MatmulShape, dev: DeviceSpec) -> str | None:
+    """Return why pairs of bfloat16 are not multiplied by an instruction, if they are not."""
+    if PAIR_DOT not in dev.capabilities.matrix_instructions:
+        return f"{dev.label} has no {PAIR_DOT.name}"
+    if shape.dtype != PAIR_DOT.dtype or shape.unpacked_bytes:
+        return f"family {DOTS!r} multiplies {PAIR_DOT.dtype} that is stored as such"
+    if dev.vector_bytes // 4 != PAIR_DOT.n:
+        return f"vectors have {dev.vector_bytes} B, {PAIR_DOT.name} is used of {4 * PAIR_DOT.n}"
+    return f"k is {shape.k}, family {DOTS!r} has pairs" if shape.k % 2 else None
+
+
 def _panel_violations(plan: CpuPlan) -> Iterator[str]:
     """Check that block and tile are one, and that k is not split."""
     for block, reg in (("block_m", "reg_m"), ("block_n", "reg_n")):
         if getattr(plan, block) != getattr(plan, reg):
-            yield f"{block} is {getattr(plan, block)}, family {PANELS!r} has {reg} of them"
+            yield f"{block} is {getattr(plan, block)}, family {plan.family!r} has {reg} of them"
     if plan.split_k != 1 or plan.num_stages != 1:
-        yield f"split_k and num_stages are 1 in family {PANELS!r}"
+        yield f"split_k and num_stages are 1 in family {plan.family!r}"
 
 
 def _footprint(plan: CpuPlan, shape: MatmulShape) -> Footprint:
@@ -214,12 +241,18 @@ def _with_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size)
     tiles = ceil_div(rows, plan.reg_m)
     tasks = sum(ceil_div(n, plan.reg_n) for n in shape.n_parts) * plan.split_m
     vectors = plan.reg_n // plan.lanes * shape.parts
-    tile = shape.k * _panel_step(shape, plan, dev, vectors)
+    tile = _steps(shape, plan) * _panel_step(shape, plan, dev, vectors)
     sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
     tile += shape.k // plan.block_k * sums
     task = _pack_cycles(shape, plan, vectors) + ceil_div(tiles, plan.split_m) * tile
-    copying = ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k * COPY_CYCLES_PER_ELEMENT
+    elements = plan.reg_m * _steps(shape, plan)
+    copying = ceil_div(tiles, dev.sm_count) * elements * COPY_CYCLES_PER_ELEMENT
     return whole_matmul(shape, dev, rows, Tasks(tasks, task, plan.lanes, copying))
+
+
+def _steps(shape: MatmulShape, plan: CpuPlan) -> int:
+    """Return the elements along k that are multiplied one after another, or the pairs of them."""
+    return shape.k // plan.block_k * plan.steps
 
 
 def _lanes(shape: MatmulShape, dev: DeviceSpec) -> list[int]:
@@ -258,9 +291,12 @@ def column_blocks(shape: MatmulShape, dev: DeviceSpec, reg_n: int) -> list[int]:
     return sorted(found)
 
 
-def sum_length(k: int) -> int:
-    """Return the greatest divisor of k that is not too long, or k where that is too short."""
-    found = next(d for d in range(min(k, MAX_SUM), 0, -1) if k % d == 0)
+def sum_length(k: int, unit: int = 1) -> int:
+    """Return the greatest divisor of k that is not too long, or k where that is too short.
+
+    It is made of whole units, as k is.
+    """
+    found = next(d for d in range(min(k, MAX_SUM), 0, -1) if k % d == 0 and d % unit == 0)
     return found if found >= min(k, MIN_SUM) else k
 
 
@@ -275,20 +311,21 @@ def _row_parts(panels: int, dev: DeviceSpec) -> list[int]:
     return [1] if wanted <= 1 else [1, wanted]
 
 
-def _panel_step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, vectors: int) -> float:
+def _panel_step(shape: MatmulShape, plan: CpuPlan, dev: DeviceSpec, vectors: int) -> float:
     """Return the cycles of one element of k; prefetchers load while the core computes."""
     streamed = (plan.reg_m + vectors * plan.lanes) * 4
-    panel, tile = shape.k * vectors * plan.lanes * 4, shape.k * plan.reg_m * 4
+    panel, tile = (4 * _steps(shape, plan) * each for each in (vectors * plan.lanes, plan.reg_m))
     fits = panel + tile <= dev.l2_bytes
     each = l2_cycles_per_byte(dev) if fits else L3_CYCLES_PER_BYTE
     return vectors_step(plan.reg_m, vectors, streamed * each, dev)
 
 
-def _pack_cycles(shape: MatmulShape, plan: TilePlan, vectors: int) -> float:
+def _pack_cycles(shape: MatmulShape, plan: CpuPlan, vectors: int) -> float:
     """Return the cycles in which a task packs its panel, which streams by once."""
     shuffles = math.log2(plan.lanes) if "nk" in shape.layouts else 0
     read = plan.reg_n * shape.parts * shape.in_bytes * L3_CYCLES_PER_BYTE
     if shape.unpacked_bytes:  # of shuffled words there are few; elements are unpacked and scaled
         part = shape.weight_bytes / shape.unpacked_bytes
         shuffles, read = shuffles * part + UNPACK_CYCLES + 1, read * part
-    return shape.k * (vectors * (COPY_CYCLES_PER_VECTOR + shuffles) + read)
+    copied = vectors * (COPY_CYCLES_PER_VECTOR + shuffles)
+    return _steps(shape, plan) * copied + shape.k * read
