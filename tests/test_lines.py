@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 86_763, 493
+LIBRARY = 87_013, 495
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 63_822
+TESTS = 63_896
 """The most lines of Python in ``tests/``."""
 
 
