@@ -61,10 +61,6 @@ class Links:
         flat = np.frombuffer(everything, part.dtype)
         return list(flat.reshape(-1, *part.shape)) if part.size else [sent]
 
-    def hang_up(self) -> None:
-        """End the connections: other workers that wait for this one wake up, and find it gone."""
-        hang_up(self.connections)
-
     def _from(self, i: int) -> bytes:
         try:
             return self.connections[i].recv_bytes()

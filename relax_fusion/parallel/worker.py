@@ -94,7 +94,6 @@ class Seat:
         finally:
             self.worker.kept.clear()
             use_links(None)
-            self.links.hang_up()
 
     def _answer(self, call: bytes) -> bytes:
         """Run one function; return its pickled `Answer`."""
@@ -102,7 +101,6 @@ class Seat:
             function, args = pickle.loads(call)
             return pickle.dumps(Answer(function(self.worker, *args)))
         except BaseException as err:  # an exception that leaves a worker of Disco ends the process
-            self.links.hang_up()  # no worker waits for a part that will not come
             text = f"{type(err).__name__}: {shown_first_line(err)}"
             return pickle.dumps(Answer(None, text, traceback.format_exc(), self.links.lost))
 
