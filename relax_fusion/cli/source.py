@@ -15,8 +15,8 @@ from ..frontends import SUFFIXES, ImportedModel, read_model
 from ..frontends.imported import shape_text
 from ..hardware.target import device_of, is_gpu
 from ..models import Config, ConfigError, ExportedModel, config_from_dict, export, load_weights
+from ..models.checkpoint import INDEX, SINGLE
 from ..models.config import read_config
-from ..models.weights import INDEX, SINGLE
 from ..models.zoo import CONFIGS
 from ..validation import shown
 from .console import CliError

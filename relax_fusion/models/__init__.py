@@ -25,6 +25,7 @@ from ..errors import (
 )
 from .config import BertConfig, Config, GPT2Config, LlamaConfig, config_from_dict, load_config
 from .export import ExportedModel, ParamSpec, export
+from .parallel import ParallelGenerator
 from .rope import RopeScaling
 from .session import Encoder, Generator
 from .weights import NotFiniteWarning, UnusedTensorsWarning, load_weights, random_weights
@@ -45,6 +46,7 @@ __all__ = [
     "MissingTensorError",
     "ModelError",
     "NotFiniteWarning",
+    "ParallelGenerator",
     "ParamSpec",
     "RopeScaling",
     "TensorShapeError",

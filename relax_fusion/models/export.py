@@ -22,6 +22,7 @@ from ..workload import Packed
 from . import bert, gpt2, llama
 from .config import BertConfig, Config
 from .layers import DTYPES, FORM, WHOLE, Recipe, quantized
+from .shards import Shards, checked_shards
 
 _FAMILIES: dict[str, tuple[ModuleType, type[nn.Module]]] = {
     "llama": (llama, llama.LlamaForCausalLM),
@@ -104,6 +105,8 @@ class ExportedModel:
         How the weights of projections and embeddings are stored.
     seq_len : int, optional
         How many tokens every call of an encoder takes; any number up to `max_seq_len` by default.
+    shards : int
+        Over how many workers the model is spread; shapes are those of one of them.
     """
 
     mod: IRModule
@@ -116,6 +119,7 @@ class ExportedModel:
     batch: int | str
     quantization: str | None = None
     seq_len: int | None = None
+    shards: int = 1
 
 
 def export(
@@ -126,6 +130,7 @@ def export(
     batch: int | str = 1,
     quantization: str | None = None,
     seq_len: int | None = None,
+    shards: int = 1,
 ) -> ExportedModel:
     """Build the Relax module of a configuration; no weight is allocated.
 
@@ -146,6 +151,9 @@ def export(
     seq_len : int, optional
         How many tokens every call of an encoder takes, which makes one CUDA graph of it where
         `batch` is static; any number by default.  Decoders take none.
+    shards : int
+        Over how many workers a decoder is spread, which run the same module with parameters of
+        their own: see `ParallelGenerator`.
 
     Raises
     ------
@@ -159,23 +167,25 @@ def export(
     if dtype is None:
         dtype = stored.dtype if stored else "float32"
     _check_arguments(config, dtype, max_seq_len, batch)
+    spread = checked_shards(config, shards)
     family, cls = _FAMILIES[config.family]
-    caches = _cache_shapes(config, max_seq_len, batch)
+    caches = _cache_shapes(config, max_seq_len, batch, spread)
     if seq_len is not None:
         _check_length(seq_len, 0 if caches else max_seq_len)
     length = LENGTH if seq_len is None else seq_len
     specs = _decoder_specs(caches, dtype, batch) if caches else _encoder_specs(batch, length)
-    model = cls(config, max_seq_len, dtype)
+    model = cls(config, max_seq_len, dtype, *((spread,) if caches else ()))
     mod, named = (quantized(model, stored) if stored else model).export_tvm(specs)
     bound = {UPPER: {TOTAL: max_seq_len}, HINTS_ATTR: [TOTAL]} if caches else {}
     name = "decode" if caches else "encode"
     mod[name] = mod[name].with_attrs({BOUND_ATTR: True, **bound})
     for function in specs if caches else ():
         mod[function] = _within_caches(mod[function], max_seq_len)
-    recipes = family.recipes(config, max_seq_len)
+    recipes = family.recipes(config, max_seq_len, *((spread,) if caches else ()))
     params = tuple(_param_spec(name, param, recipes) for name, param in named)
     sizes = (caches, max_seq_len, batch)
-    return ExportedModel(mod, params, config, dtype, tuple(specs), *sizes, quantization, seq_len)
+    stored_as = (quantization, seq_len, spread.count)
+    return ExportedModel(mod, params, config, dtype, tuple(specs), *sizes, *stored_as)
 
 
 def _within_caches(func: relax.Function, rows: int) -> relax.Function:
@@ -203,7 +213,18 @@ def _param_spec(name: str, param: nn.Parameter, recipes: Mapping[str, Recipe]) -
     recipe = recipes.get(weight, Recipe((weight,)))
     if form is not None:
         whole = ParamSpec(weight, param.attrs[WHOLE], "float32", recipe)
+        _check_groups(whole, form)
     return ParamSpec(name, tuple(map(int, param.shape)), str(param.dtype), recipe, whole, form)
+
+
+def _check_groups(weight: ParamSpec, form: Packed) -> None:
+    """Refuse a cut within a group, whose parts would get scales of their own."""
+    cut, part = weight.recipe.cut, weight.shape[-1]
+    if cut is not None and cut.axis == 1 and part % form.group:
+        raise ConfigError(
+            f"shards is {cut.shards}; {weight.name!r} would have {part} features for each worker, "
+            f"which are no multiple of the {form.group} that share a scale"
+        )
 
 
 def _quantization(name: str, dtype: str | None) -> Quantization:
@@ -253,11 +274,11 @@ def _check_length(seq_len: int, most: int) -> None:
 
 
 def _cache_shapes(
-    config: Config, max_seq_len: int, batch: int | str
+    config: Config, max_seq_len: int, batch: int | str, shards: Shards
 ) -> tuple[tuple[int | str, ...], ...]:
     if isinstance(config, BertConfig):
         return ()
-    shape = (batch, max_seq_len, config.num_kv_heads, config.head_dim)
+    shape = (batch, max_seq_len, shards.heads(config).kv, config.head_dim)
     return (shape,) * (2 * config.num_layers)
 
 

@@ -20,6 +20,7 @@ from tvm.relax.frontend.nn.core import wrap_nested
 from ..compute.packed import unpacked
 from ..quantization import Quantization
 from ..workload import Packed
+from .cuts import Cut
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Element types that a model can be exported with."""
@@ -184,12 +185,15 @@ class Recipe:
         Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be transposed.
     compute : Callable[[], numpy.ndarray], optional
         Makes a parameter that no checkpoint holds; ``names`` is then empty.
+    cut : Cut, optional
+        How it is spread over workers, where it is.
     """
 
     names: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     transpose: bool = False
     compute: Callable[[], np.ndarray] | None = None
+    cut: Cut | None = None
 
 
 FORM, WHOLE = "form", "whole"

@@ -14,7 +14,6 @@ from . import kv_cache
 from .config import LlamaConfig
 from .kv_cache import Cache
 from .layers import (
-    Embedding,
     OffsetRMSNorm,
     Recipe,
     activation,
@@ -24,6 +23,7 @@ from .layers import (
 )
 from .places import Place, step
 from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
+from .shards import WHOLE, Places, Shards
 
 
 def _norm(config: LlamaConfig, width: int) -> nn.Module:
@@ -35,8 +35,8 @@ def _norm(config: LlamaConfig, width: int) -> nn.Module:
 class LlamaAttention(nn.Module):
     """Grouped-query attention, whose queries, keys and values subclasses make."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
-        self.heads = kv_cache.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    def __init__(self, config: LlamaConfig, layer: int, shards: Shards) -> None:
+        self.heads, self.shards = shards.heads(config), shards
         self.scale = config.query_scale or config.head_dim**-0.5
         self.cap, self.window = config.attention_softcap, config.window(layer)
         bias = config.attention_bias if config.output_bias is None else config.output_bias
@@ -48,14 +48,14 @@ class LlamaAttention(nn.Module):
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         q, keys, values = self.appended(x, cache, place, angles)
         out = place.attend(q, (keys, values), self.scale, self.window, self.cap)
-        return self.o_proj(out), (keys, values)
+        return self.shards.summed(self.o_proj(out)), (keys, values)
 
 
 class MergedAttention(LlamaAttention):
     """One projection gives queries, keys and values, which are rotated in it."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
-        super().__init__(config, layer)
+    def __init__(self, config: LlamaConfig, layer: int, shards: Shards) -> None:
+        super().__init__(config, layer, shards)
         merged = self.heads.merged
         self.qkv_proj = nn.Linear(config.hidden_size, merged, bias=config.attention_bias)
 
@@ -73,8 +73,8 @@ class NormedAttention(LlamaAttention):
     Projections are separate, which costs no launch: a merged one would be cut for the norms.
     """
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
-        super().__init__(config, layer)
+    def __init__(self, config: LlamaConfig, layer: int, shards: Shards) -> None:
+        super().__init__(config, layer, shards)
         hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.q_proj = nn.Linear(hidden, self.heads.query * dim, bias=bias)
         self.k_proj = nn.Linear(hidden, self.heads.kv * dim, bias=bias)
@@ -105,16 +105,16 @@ class NormedAttention(LlamaAttention):
 class LlamaMLP(nn.Module):
     """Gated feed-forward network; gate and up share one projection."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        self.hidden_act = config.hidden_act
-        wide, bias = config.intermediate_size, config.mlp_bias
+    def __init__(self, config: LlamaConfig, shards: Shards) -> None:
+        self.hidden_act, self.shards = config.hidden_act, shards
+        wide, bias = shards.rows(config.intermediate_size), config.mlp_bias
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * wide, bias=bias)
         self.down_proj = nn.Linear(wide, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[batch, seq_len, hidden]`` to itself through the gated activation."""
         gate, up = op.split(self.gate_up_proj(x), 2, axis=-1)
-        return self.down_proj(activation(self.hidden_act, gate) * up)
+        return self.shards.summed(self.down_proj(activation(self.hidden_act, gate) * up))
 
 
 class LlamaLayer(nn.Module):
@@ -124,17 +124,17 @@ class LlamaLayer(nn.Module):
     behind: otherwise it is the one in front of the feed-forward network.
     """
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(self, config: LlamaConfig, layer: int, shards: Shards) -> None:
         hidden = config.hidden_size
         self.post_norms = config.post_norms
         self.input_layernorm = _norm(config, hidden)
         attention = NormedAttention if config.qk_norm else MergedAttention
-        self.self_attn = attention(config, layer)
+        self.self_attn = attention(config, layer, shards)
         self.post_attention_layernorm = _norm(config, hidden)
         if config.post_norms:
             self.pre_feedforward_layernorm = _norm(config, hidden)
             self.post_feedforward_layernorm = _norm(config, hidden)
-        self.mlp = LlamaMLP(config)
+        self.mlp = LlamaMLP(config, shards)
 
     def forward(
         self, x: Tensor, cache: Cache, place: Place, angles: Angles
@@ -163,24 +163,28 @@ class RopeTables(nn.Module):
 class LlamaModel(nn.Module):
     """Embedding, layers and final norm; holds the rotary tables."""
 
-    def __init__(self, config: LlamaConfig, max_seq_len: int) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+    def __init__(self, config: LlamaConfig, max_seq_len: int, shards: Shards) -> None:
+        self.embed_tokens = shards.embedding(config.vocab_size, config.hidden_size)
         self.rope_cos = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
         self.rope_sin = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
         if config.local_rope_theta is not None:
             self.local_rope = RopeTables(max_seq_len, config.head_dim)
-        self.layers = nn.ModuleList([LlamaLayer(config, i) for i in range(config.num_layers)])
+        layers = [LlamaLayer(config, i, shards) for i in range(config.num_layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = _norm(config, config.hidden_size)
 
 
 class LlamaForCausalLM(nn.Module):
     """A LLaMA decoder with its output head."""
 
-    def __init__(self, config: LlamaConfig, max_seq_len: int, dtype: str) -> None:
-        self.model = LlamaModel(config, max_seq_len)
+    def __init__(
+        self, config: LlamaConfig, max_seq_len: int, dtype: str, shards: Shards = WHOLE
+    ) -> None:
+        self.model = LlamaModel(config, max_seq_len, shards)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.config, self.tied = config, config.tie_word_embeddings
+            rows = shards.rows(config.vocab_size)
+            self.lm_head = nn.Linear(config.hidden_size, rows, bias=False)
+        self.config, self.tied, self.shards = config, config.tie_word_embeddings, shards
         self.to(dtype)
         for table in (self.model.rope_cos, self.model.rope_sin):
             table.to("float32")
@@ -207,7 +211,7 @@ class LlamaForCausalLM(nn.Module):
             updated.extend(pair)
         x = self.model.norm(last_position(x))
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
-        logits = project_to_vocabulary(x, head)
+        logits = self.shards.joined(project_to_vocabulary(x, head), self.config.vocab_size)
         cap = self.config.logit_softcap
         return logits if cap is None else soft_capped(logits, cap), updated
 
@@ -221,7 +225,7 @@ class LlamaForCausalLM(nn.Module):
         return wide, Angles.of(local.cos, local.sin, place, dtype)
 
 
-def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:
+def recipes(config: LlamaConfig, max_seq_len: int, shards: Shards = WHOLE) -> dict[str, Recipe]:
     """Where each parameter of `LlamaForCausalLM` comes from in a Hugging Face checkpoint."""
     freq = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
     tables = {"model.rope_": freq}
@@ -236,7 +240,30 @@ def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:
     }
     for i in range(0 if config.merged_checkpoint else config.num_layers):
         found |= _merged(config, f"model.layers.{i}")
-    return found
+    table = "model.embed_tokens"
+    found |= shards.table_recipes(table, table, config.vocab_size)
+    places: Places = {"lm_head.weight": (0, (shards.segment(config.vocab_size),))}
+    for i in range(config.num_layers):
+        places |= _places(config, f"model.layers.{i}", shards)
+    return shards.cut(found, places)
+
+
+def _places(config: LlamaConfig, layer: str, shards: Shards) -> Places:
+    """Return how the weights of a layer are cut."""
+    dim, heads = config.head_dim, config.num_kv_heads
+    query = shards.segment(config.num_heads * dim)
+    kv, wide = shards.segment(heads * dim, heads), shards.segment(config.intermediate_size)
+    attn, mlp, found = f"{layer}.self_attn", f"{layer}.mlp", Places()
+    for kind in ("weight", "bias"):
+        if config.qk_norm:
+            for part, segment in zip("qkv", (query, kv, kv), strict=True):
+                found[f"{attn}.{part}_proj.{kind}"] = (0, (segment,))
+        else:
+            found[f"{attn}.qkv_proj.{kind}"] = (0, (query, kv, kv))
+        found[f"{mlp}.gate_up_proj.{kind}"] = (0, (wide, wide))
+    rows = {f"{attn}.o_proj": query, f"{mlp}.down_proj": wide}
+    found |= {f"{name}.weight": (1, (segment,)) for name, segment in rows.items()}
+    return found | {f"{name}.bias": (0, ()) for name in rows}
 
 
 def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:

@@ -55,6 +55,11 @@ class Generator(Runner):
         check_exported(exported)
         if "decode" not in exported.functions:
             raise ModelError("this model is an encoder; run it with Encoder, not Generator")
+        if exported.shards > 1:
+            raise ModelError(
+                f"the model was exported for {exported.shards} workers; run it with "
+                "ParallelGenerator, not Generator"
+            )
         super().__init__(compiled, exported, weights, device)
         fixed = exported.batch if isinstance(exported.batch, int) else None
         self.batch = batch if batch is not None else fixed or 1

@@ -2,164 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16", which safetensors asks it for)
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from ..errors import (
-    CheckpointFileError,
-    MissingTensorError,
-    QuantizationError,
-    TensorShapeError,
-    WeightsError,
-    warn,
-)
-from ..files import check_regular, read_file
+from ..errors import QuantizationError, WeightsError, warn
 from ..quantization import pack
-from ..validation import shown
+from ..validation import plain, shown
+from .checkpoint import Checkpoint
+from .cuts import Cut
 from .export import ExportedModel, ParamSpec
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-READABLE = ("F64", "F32", "F16", "BF16")
-
-# Checkpoints converted from TensorFlow call the two halves of a LayerNorm by their Greek letters.
-_OLD_SUFFIXES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-
-
-class Checkpoint:
-    """The tensors of a checkpoint by name, read lazily.
-
-    Parameters
-    ----------
-    path : str or Path
-        A directory with ``model.safetensors`` or ``model.safetensors.index.json`` and its shards,
-        or one safetensors file.
-    prefix : str
-        What a checkpoint of the bare model leaves out of its names, such as ``"transformer."``.
-
-    Raises
-    ------
-    CheckpointFileError
-        If a file is missing, truncated or not a safetensors file.
-    """
-
-    def __init__(self, path: str | Path, prefix: str = "") -> None:
-        self.path = Path(path)
-        self._prefix = prefix
-        self._file_of = self._index()
-        self._read: set[str] = set()
-        self._open_path: Path | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
-
-    def unread(self) -> list[str]:
-        """Names of the tensors that nothing has asked for."""
-        return [name for name in self._file_of if name not in self._read]
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """Read one tensor, in the type that it is stored in.
-
-        Parameters
-        ----------
-        name : str
-            Its name in a checkpoint of the whole model.
-        shape : tuple[int, ...], optional
-            The shape that it must have.
-
-        Raises
-        ------
-        MissingTensorError, TensorShapeError, WeightsError
-            If it is not there, has another shape, or is quantised or integer.
-        """
-        stored = self._stored_name(name)
-        file = self._file_of[stored]
-        try:
-            handle = self._handle(file)
-            view = handle.get_slice(stored)
-            got, kind = tuple(view.get_shape()), view.get_dtype()
-            if shape is not None and got != shape:
-                raise TensorShapeError(
-                    f"{file.name} holds {stored!r} of shape {list(got)}, but the config implies "
-                    f"{list(shape)}"
-                )
-            if kind not in READABLE:
-                raise WeightsError(
-                    f"{file.name} holds {stored!r} as {kind}, which is not supported; "
-                    f"readable types: {', '.join(READABLE)}"
-                )
-            value = handle.get_tensor(stored)
-        except SafetensorError as err:
-            raise CheckpointFileError(f"{file} cannot be read: {err}") from err
-        self._read.add(stored)
-        return value
-
-    def _stored_name(self, name: str) -> str:
-        spellings = [name]
-        for new, old in _OLD_SUFFIXES.items():
-            if name.endswith(new):
-                spellings.append(name.removesuffix(new) + old)
-        spellings += [s.removeprefix(self._prefix) for s in spellings]
-        for spelling in spellings:
-            if spelling in self._file_of:
-                return spelling
-        raise MissingTensorError(
-            f"the tensor {name!r} is in none of the {len(set(self._file_of.values()))} file(s) "
-            f"of {self.path}; is this checkpoint of the architecture that config.json names?"
-        )
-
-    def _handle(self, file: Path) -> Any:
-        # One shard stays mapped at a time; parameters come roughly in the order of the shards.
-        if file != self._open_path:
-            self._open = _open(file)
-            self._open_path = file
-        return self._open
-
-    def _index(self) -> dict[str, Path]:
-        if self.path.is_file():
-            return dict.fromkeys(_open(self.path).keys(), self.path)
-        index = self.path / INDEX
-        if not index.is_file():
-            single = self.path / SINGLE
-            return dict.fromkeys(_open(single).keys(), single)
-        try:
-            shards = json.loads(read_file(index).decode())["weight_map"]
-            for shard in shards.values():
-                if Path(shard).name != shard or not shard.isprintable():
-                    raise ValueError(f"{shown(shard)} is no file of the directory")
-            files = {name: self.path / shard for name, shard in shards.items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as err:
-            raise CheckpointFileError(f"{index} is not a safetensors index: {err!r}") from err
-        found = {file: set(_open(file).keys()) for file in sorted(set(files.values()))}
-        for name, file in files.items():
-            if name not in found[file]:
-                raise MissingTensorError(
-                    f"{index.name} says that {name!r} is in {file.name}, but it is not"
-                )
-        return files
-
-
-def _open(file: Path) -> Any:
-    try:
-        check_regular(file)
-        return safe_open(file, framework="numpy")
-    except FileNotFoundError as err:
-        raise CheckpointFileError(
-            f"{file} does not exist; download the missing file into the model directory"
-        ) from err
-    except (SafetensorError, OSError) as err:
-        raise CheckpointFileError(
-            f"{file} is truncated or not a safetensors file ({err}); download it again"
-        ) from err
-
 
 # The name that a checkpoint of the bare model (without its head) leaves out.
 _BASE_PREFIX = {"llama": "", "gpt2": "transformer.", "bert": "bert."}
@@ -190,7 +47,7 @@ class NotFiniteWarning(UserWarning):
     """Weights, or the logits of a model, hold NaN or infinities."""
 
 
-def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
+def load_weights(path: str | Path, exported: ExportedModel, rank: int = 0) -> list[np.ndarray]:
     """Read the parameters of a model from a Hugging Face directory.
 
     Parameters
@@ -199,6 +56,8 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
         A directory with ``model.safetensors``, or an index and its shards; or one such file.
     exported : ExportedModel
         Says which parameters, in which order, shape and type.
+    rank : int
+        Of which worker, where the model is spread over several: it reads its own parts.
 
     Returns
     -------
@@ -221,14 +80,15 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
     """
     family = exported.config.family
     checkpoint = Checkpoint(path, _BASE_PREFIX[family])
-    arrays = list(_stored(exported.params, lambda param: _load(param, checkpoint)))
+    check_rank(rank, exported)
+    arrays = list(_stored(exported.params, lambda param: _load(param, checkpoint, rank)))
     patterns = list(_HARMLESS[family])
     if getattr(exported.config, "tie_word_embeddings", False):
         patterns.append(r"^lm_head\.weight$")
     if not getattr(exported.config, "masked_lm", True):
         patterns.append(r"^cls\.")
     unused = [n for n in checkpoint.unread() if not any(re.search(p, n) for p in patterns)]
-    if unused:
+    if unused and rank == 0:  # which reads a part of every tensor
         text = f"{path} holds {len(unused)} tensor(s) that the model does not use: {_some(unused)}"
         warn(text, UnusedTensorsWarning)
     pairs = zip(exported.params, arrays, strict=True)
@@ -249,7 +109,13 @@ def _is_finite(array: np.ndarray) -> bool:
     return all(np.isfinite(flat[i : i + _BLOCK]).all() for i in range(0, flat.size, _BLOCK))
 
 
-def random_weights(exported: ExportedModel, seed: int = 0) -> list[np.ndarray]:
+def check_rank(rank: Any, exported: ExportedModel) -> None:
+    """Refuse what is no number of a worker."""
+    if type(plain(rank)) is not int or not 0 <= rank < exported.shards:
+        raise WeightsError(f"rank is {shown(rank)}; must be from 0 to {exported.shards - 1}")
+
+
+def random_weights(exported: ExportedModel, seed: int = 0, rank: int = 0) -> list[np.ndarray]:
     """Weights for timing and tests: normal with deviation 0.02, biases 0, norms 1.
 
     Parameters
@@ -258,9 +124,21 @@ def random_weights(exported: ExportedModel, seed: int = 0) -> list[np.ndarray]:
         Says which parameters, in which order, shape and type.
     seed : int
         Two calls with one seed give the same arrays.
+    rank : int
+        Of which worker, where the model is spread: the parts are those of the whole model's.
     """
+    check_rank(rank, exported)
     rng = np.random.default_rng(seed)
-    return list(_stored(exported.params, lambda param: _random(param, rng)))
+
+    def made(param: ParamSpec) -> np.ndarray:
+        cut = param.recipe.cut
+        if param.recipe.compute is not None:
+            return _computed(param, rank)
+        whole = param if cut is None else replace(param, shape=cut.whole(param.shape))
+        value = _random(whole, rng)
+        return value if cut is None else cut.part(value, rank)
+
+    return list(_stored(exported.params, made))
 
 
 def _stored(
@@ -279,8 +157,6 @@ def _stored(
 
 
 def _random(param: ParamSpec, rng: np.random.Generator) -> np.ndarray:
-    if param.recipe.compute is not None:
-        return param.recipe.compute()
     if param.name.endswith("bias"):
         return np.zeros(param.shape, param.dtype)
     if len(param.shape) == 1:
@@ -290,10 +166,20 @@ def _random(param: ParamSpec, rng: np.random.Generator) -> np.ndarray:
     return values.astype(param.dtype, copy=False)
 
 
-def _load(param: ParamSpec, checkpoint: Checkpoint) -> np.ndarray:
-    recipe = param.recipe
+def _computed(param: ParamSpec, rank: int) -> np.ndarray:
+    assert param.recipe.compute is not None
+    value, cut = param.recipe.compute(), param.recipe.cut
+    return value if cut is None else cut.part(value, rank)
+
+
+def _load(param: ParamSpec, checkpoint: Checkpoint, rank: int) -> np.ndarray:
+    recipe, cut = param.recipe, param.recipe.cut
     if recipe.compute is not None:
-        return recipe.compute()
+        return _computed(param, rank)
+    if cut is not None and not cut.segments and rank > 0:
+        return np.zeros(param.shape, param.dtype)
+    if cut is not None and cut.segments:
+        return _load_parts(param, cut, checkpoint, rank)
     if len(recipe.names) == 1:
         stored = param.shape[::-1] if recipe.transpose else param.shape
         value = _convert(checkpoint.tensor(recipe.names[0], stored), param, recipe.names[0])
@@ -305,6 +191,27 @@ def _load(param: ParamSpec, checkpoint: Checkpoint) -> np.ndarray:
         merged[row : row + rows] = _convert(part, param, name)
         row += rows
     return merged
+
+
+def _load_parts(param: ParamSpec, cut: Cut, checkpoint: Checkpoint, rank: int) -> np.ndarray:
+    """Read a worker's part of each segment of a weight, which are one tensor or several."""
+    recipe, shape = param.recipe, cut.whole(param.shape)
+    found = np.zeros(param.shape, param.dtype)
+    several = len(recipe.names) > 1
+    place = before = 0
+    for i, segment in enumerate(cut.segments):
+        name = recipe.names[i] if several else recipe.names[0]
+        stored = (segment.size, *shape[1:]) if several else shape
+        first, last = (before + end for end in segment.span(rank, cut.shards))
+        axis = 1 - cut.axis if recipe.transpose else cut.axis
+        span = (axis, first, last)
+        value = checkpoint.tensor(name, stored[::-1] if recipe.transpose else stored, span)
+        part = _convert(value, param, name)
+        at = [slice(None)] * cut.axis + [slice(place, place + last - first)]
+        found[tuple(at)] = part.T if recipe.transpose else part
+        place += segment.part
+        before += 0 if several else segment.size
+    return found
 
 
 def _convert(value: np.ndarray, param: ParamSpec, name: str) -> np.ndarray:

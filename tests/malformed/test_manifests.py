@@ -12,7 +12,7 @@ import pytest
 
 from relax_fusion.cli import manifest
 from relax_fusion.models import ModelError
-from relax_fusion.models.weights import INDEX, Checkpoint
+from relax_fusion.models.checkpoint import INDEX, Checkpoint
 from relax_fusion.validation import shown
 
 from ..support.malformed import HUGE, failed

@@ -12,7 +12,7 @@ import pytest
 
 from relax_fusion.cli.source import open_source
 from relax_fusion.models import ModelError, config_from_dict, export, zoo_config
-from relax_fusion.models.weights import INDEX, Checkpoint
+from relax_fusion.models.checkpoint import INDEX, Checkpoint
 from relax_fusion.models.zoo import CONFIGS
 from relax_fusion.validation import shown
 
