@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 87_013, 495
+LIBRARY = 87_534, 499
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 63_896
+TESTS = 64_188
 """The most lines of Python in ``tests/``."""
 
 
