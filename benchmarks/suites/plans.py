@@ -58,10 +58,8 @@ class Plans(Suite):
         parser.add_argument("--threads", type=int, default=1)
 
     def begin(self) -> None:
-        from scripts._families import FAMILIES
-
         os.environ["TVM_NUM_THREADS"] = str(self.args.threads)
-        self.makers = FAMILIES
+        self.makers = families()
         unknown = [name for name in self.args.families if name not in self.makers]
         if unknown:
             raise SystemExit(f"{unknown[0]!r} is no family; there are {', '.join(self.makers)}")
@@ -141,6 +139,13 @@ class Plans(Suite):
 
     def verdicts(self, record: Entry) -> list[Verdict]:
         return [v for entry in done(record) for v in self.goals(entry, record)]
+
+
+def families() -> dict[str, Any]:
+    """Return what makes a model and its inputs, by the attention that it computes."""
+    from scripts._families import FAMILIES
+
+    return FAMILIES
 
 
 def compiled(mod: ir.IRModule, who: str, report: Report) -> tvm.runtime.Executable:

@@ -17,7 +17,7 @@ import relax_fusion
 from benchmarks.__main__ import main, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
-from benchmarks.suites import cpu, groups, imported, launch
+from benchmarks.suites import cpu, groups, imported, launch, plans
 from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
@@ -171,6 +171,20 @@ def test_imported(run, monkeypatch) -> None:
     assert set(entry["seconds"]) == {"ours", "eager", "inductor"} and entry["errors"]["ours"] < 1e-6
     with pytest.raises(SystemExit, match="'vit' is no family; there are patches"):
         run("run imported --families vit")
+
+
+def test_plans(tmp_path, monkeypatch) -> None:
+    patches = lambda _: (Patches(), (torch.ones(2, 3, 8, 8),), ())  # noqa: E731
+    monkeypatch.setattr(plans, "families", lambda: {"patches": patches})
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    words = ["run", "plans", "--rounds", "1", "--results", str(tmp_path)]
+    main(words)
+    (path,) = tmp_path.glob("*.json")
+    (entry,) = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert entry["wrong"] == [] and entry["errors"]["ours"] < 1e-6
+    assert 0 < entry["kernels"]["ours"] <= entry["kernels"]["fuseops"] < entry["kernels"]["default"]
+    with pytest.raises(SystemExit, match="'vit' is no family; there are patches"):
+        main([*words, "--families", "vit"])
 
 
 def test_compile(run, monkeypatch) -> None:
