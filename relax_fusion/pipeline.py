@@ -52,6 +52,7 @@ from .mend.shifted_indices import DivideShiftedIndices
 from .mend.transposed_matmul import FuseTransposeMatmul
 from .mend.unaligned_arguments import UnalignedArguments
 from .mend.views import RewriteReshapes
+from .mend.whole_buffers import ReadWholeBuffers
 from .mend.wide_indices import WidenIndices
 from .options import PipelineOptions, make_options
 from .passes import FusePatterns
@@ -151,7 +152,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
     known = [LayOutWeights(options.target), MarkFixedArguments(options.target)]
-    first = [*appends, *known, schedule_kernels(options), DivideShiftedIndices()]
+    mends = [DivideShiftedIndices(), ReadWholeBuffers()]
+    first = [*appends, *known, schedule_kernels(options), *mends]
     rest = [*triton, ReadParts(), *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]

@@ -47,6 +47,7 @@ from relax_fusion.mend.shifted_indices import DivideShiftedIndices
 from relax_fusion.mend.transposed_matmul import FuseTransposeMatmul
 from relax_fusion.mend.unaligned_arguments import UnalignedArguments
 from relax_fusion.mend.views import RewriteReshapes
+from relax_fusion.mend.whole_buffers import ReadWholeBuffers
 from relax_fusion.mend.wide_indices import WidenIndices
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
@@ -112,6 +113,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "SimplifyAlgebra": SimplifyAlgebra(AlgebraOptions(H200, validate="strict")),
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
     "ReadParts": ReadParts(),
+    "ReadWholeBuffers": ReadWholeBuffers(),
     "SplitProjections": SplitProjections(),
     "SeparateWrites": SeparateWrites(),
     "UnalignedArguments": UnalignedArguments(CPU),

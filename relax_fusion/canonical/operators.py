@@ -58,7 +58,8 @@ class RecogniseOperators:
 
     declines when:
         the mean is over another axis than the last; gamma or beta is no vector along it; the
-        features are dynamic, or there are no rows; something writes to a tensor in between.
+        features are dynamic or float64, or there are no rows; something writes to a tensor in
+        between.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -105,6 +106,8 @@ def _normalised(rewriter: Rewriter, data: relax.Expr, root: relax.Expr) -> relax
     dtype = dtype_of(data)
     if not rows or not isinstance(width, tirx.IntImm) or dtype not in FLOAT_BYTES:
         return None  # TVM has no kernel that normalises a vector
+    if dtype == "float64":
+        return None  # TVM's norms compute in float32
     ones, zeros = (_filled(value, int(width), dtype) for value in (1.0, 0.0))
     for mean, added in binary(rewriter, root, "relax.add"):
         eps, square = scalar(rewriter, added), _mean_of(rewriter, mean)

@@ -84,6 +84,20 @@ def _split(c: Called, x: Array) -> tuple[Array, ...]:
     return tuple(np.split(x, parts, axis=axis))
 
 
+_PADS: Mapping[str, Any] = {
+    "constant": "constant",
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}
+
+
+def _pad(c: Called, x: Array) -> Array:
+    widths, mode = np.reshape(c.attrs["pad_width"], (-1, 2)), c.attrs["pad_mode"]
+    values = {"constant_values": c.attrs["pad_value"]} if mode == "constant" else {}
+    return np.pad(x, widths, _PADS[mode], **values)
+
+
 def _gather_nd(c: Called, x: Array, indices: Array) -> Array:
     if int(c.attrs.get("batch_dims", 0)):
         raise Uninterpreted("gather_nd with dimensions of a batch")
@@ -236,6 +250,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "flip": lambda c, x: np.flip(x, c.attrs["axis"]),
     "matmul": _matmul,
     "nn.layer_norm": _layer_norm,
+    "nn.pad": _pad,
     "nn.rms_norm": _rms_norm,
     "nn.softmax": _softmax,
     "nn.softplus": _softplus,

@@ -23,7 +23,10 @@ def _in_float32(
     """Legalise an operator in float32, rounded once; TVM's own serves other dtypes."""
     dtype = str(call.ty.dtype)
     if dtype not in _HALVES:
-        return by_tvm(bb, call)
+        made = bb.normalize(by_tvm(bb, call))
+        if str(made.ty.dtype) == dtype:
+            return made
+        return bb.call_te(topi.cast, bb.emit(made), dtype)  # of integers by a symbolic number
 
     def formula(x: te.Tensor) -> te.Tensor:
         return topi.cast(compute(topi.cast(x, "float32")), dtype)

@@ -189,6 +189,13 @@ def test_a_vector_has_no_rows() -> None:
     assert RecogniseOperators()(before).same_as(before)
 
 
+def test_float64_has_no_norm() -> None:
+    body = "v = R.negative(x)\n" + rms(SQUARES[0], ROOTS[0], "y = R.abs(h)")
+    params, body = (text.replace("float32", "float64") for text in (X, body))
+    before = module(params, body)
+    assert RecogniseOperators()(before).same_as(before)
+
+
 def test_casts_to_the_same_dtype_go() -> None:
     before = module(X, "v = R.astype(x, 'float32')\nw = R.negative(v)\ny = R.astype(w, 'float32')")
     after = RecogniseOperators()(before)

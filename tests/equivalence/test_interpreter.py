@@ -67,6 +67,20 @@ def test_shapes_are_those_that_tvm_infers(body: str, shape: tuple[int, ...]) -> 
     assert run("x[4,6]", body, np.ones((4, 6))).shape == shape
 
 
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [
+        ("constant", [7, 1, 2, 3, 7]),
+        ("reflect", [2, 1, 2, 3, 2]),
+        ("replicate", [1, 1, 2, 3, 3]),
+        ("circular", [3, 1, 2, 3, 1]),
+    ],
+)
+def test_pads(mode: str, wanted: list[float]) -> None:
+    body = f'y = R.nn.pad(x, pad_width=[1, 1], pad_value=7, pad_mode="{mode}")'
+    assert run("x[3]", body, np.array([1.0, 2.0, 3.0])).tolist() == wanted
+
+
 @pytest.mark.parametrize("operator", ["rms_norm(x, g", "layer_norm(x, g, c"])
 def test_parameters_of_a_norm_lie_along_its_axes(operator: str) -> None:
     """Over rows, it is the norm of the transposed tensor, transposed."""

@@ -237,3 +237,15 @@ def test_powers(dtype, exponent):
     expected = given.astype("float64") ** exponent
     rounding = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(found, expected, rtol=rounding)
+
+
+def test_the_mean_of_integers_by_a_symbolic_number() -> None:
+    x = relax.Var("x", relax.TensorType([tirx.Var("n", "int64"), 4], "int32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        bb.emit_func_output(bb.emit(relax.op.mean(x, [0])))
+    legal = relax.transform.LegalizeOps(LEGALIZE_MAP)(bb.get())
+    assert str(legal["main"].ret_ty.dtype) == str(legal["main"].body.body.ty.dtype) == "int32"
+    values = np.arange(20, dtype="int32").reshape(5, 4)
+    (made,) = outputs(machine(quickly(legal)), "main", [values])
+    np.testing.assert_array_equal(made, values.sum(0) // 5)

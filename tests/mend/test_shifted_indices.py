@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
+from relax_fusion.mend.whole_buffers import ReadWholeBuffers
 from relax_fusion.pipeline import relax_fusion_pipeline
 
 from ..support.movements import MOVEMENTS
-from ..support.quick import machine, quick_host, quickly
+from ..support.quick import loaded, machine, quick_host, quickly
 
 Shape = tuple[int | str, ...]
 
@@ -53,3 +55,14 @@ def test_all_pairs(shape: Shape) -> None:
         if not np.array_equal(ours[gvar.name_hint](x).numpy(), theirs[gvar.name_hint](x).numpy())
     ]
     assert wrong == []
+
+
+def test_a_buffer_that_is_read_backwards() -> None:
+    text = (Path(__file__).parents[1] / "data/passes/ReadWholeBuffers.txt").read_text()
+    mod = ReadWholeBuffers()(tvm.script.from_source(text.partition("# expected")[0]))
+    x, y = (
+        np.arange(15, dtype="float32").reshape(5, 3),
+        tvm.runtime.tensor(np.zeros((3, 3), "float32")),
+    )
+    loaded(quickly(mod))["backwards"](tvm.runtime.tensor(x), y)
+    np.testing.assert_allclose(y.numpy(), np.exp(x)[::-2], rtol=1e-5)

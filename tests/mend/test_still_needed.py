@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax, s_tir, tirx
 from tvm.relax.frontend.nn.llm import kv_cache
 
 from relax_fusion import mend
@@ -298,6 +298,17 @@ def one_function_speaks_for_all() -> bool:
 def indices_begin_elsewhere() -> bool:
     mod = tvm.script.from_source(HEADER + TWICE.replace("x[i]", "x[(7 - i) % 8]"))
     return "i % -8" in tirx.transform.FlattenBuffer()(mod)["twice"].script()
+
+
+@needs("whole_buffers")
+def sizes_depend_on_loops() -> bool:
+    text = (Path(__file__).parents[1] / "data/passes/ReadWholeBuffers.txt").read_text()
+    func = tvm.script.from_source(text.partition("# expected")[0])["backwards"]
+    steps = (s_tir.transform.ConvertBlocksToOpaque(), s_tir.transform.CompactBufferAllocation())
+    (buffer,) = tvm.transform.Sequential(list(steps))(ir.IRModule({"f": func}))[
+        "f"
+    ].body.block.alloc_buffers
+    return len(found_in(buffer.ty.shape[0], ir.Var)) > 1
 
 
 @needs("float_constants")
