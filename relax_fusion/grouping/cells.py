@@ -28,11 +28,12 @@ _ROWS = {
     Kind.REORGANISE: (_F, _F, _F, _P, _P),
     Kind.SHUFFLE: (_F, _F, _F, _P, _P),
     Kind.ONE_TO_MANY: (_F, _F, _F, _P, _P),
-    Kind.MANY_TO_MANY: (_F, _B, _B, _B, _B),
+    Kind.MANY_TO_MANY: (_F, _B, _B, _P, _B),
 }
 """Where elements are read several times, what makes them would be computed several times: a price.
 A sum takes what it adds up in rows of memory: of a shuffle, one that leaves rows whole.  Behind a
-sum, and in the kernel that has it, each element has one place: others read it from memory."""
+sum, and in the kernel that has it, each element has one place: others read it from memory, but for
+the rows that it is the sum of."""
 
 CELLS = {
     (first, second): cell

@@ -60,12 +60,15 @@ class Edge:
         How often code names it, if all stages are put into one another.
     is_summed : bool
         Whether a sum is in between; otherwise it is only read behind all sums.
+    is_spread : bool
+        Whether each element is read for a whole row of the result, along the last axis.
     """
 
     kind: Kind
     repeats: float
     loads: int
     is_summed: bool
+    is_spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Operator:
         Whether it sums products of which each factor is read several times.
     moves_rows : bool
         Whether it moves whole rows, as a slice or a transpose of leading axes does.
+    width : int
+        Of a sum along the last axis, how many elements that has; 0 if that is not known.
     """
 
     kind: Kind
@@ -91,6 +96,7 @@ class Operator:
     slots: float
     multiplies: bool
     moves_rows: bool = False
+    width: int = 0
 
 
 def operator_of(func: tirx.PrimFunc, inputs: int) -> Operator | None:
@@ -114,7 +120,8 @@ def operator_of(func: tirx.PrimFunc, inputs: int) -> Operator | None:
     kind = Kind.MANY_TO_MANY if sums else max((e.kind for e in edges), default=Kind.ONE_TO_ONE)
     slots = sum(_slots(s.value) * _count(s.extents.values()) for s in stages)
     moves = kind is Kind.SHUFFLE and len(stages) == 1 and _moves_rows(stages[0])
-    return Operator(kind, edges, slots, any(map(_multiplies, sums)), moves)
+    width = _width(sums[0]) if len(sums) == 1 else 0
+    return Operator(kind, edges, slots, any(map(_multiplies, sums)), moves, width)
 
 
 def elements(shape: Iterable[tirx.Expr]) -> float:
@@ -151,6 +158,7 @@ class _Reading:
                 repeats * (1.0 if stage.reduced else behind.repeats),
                 len(own) * behind.loads,
                 bool(stage.reduced) or behind.is_summed,
+                behind.kind is Kind.ONE_TO_ONE and all(_is_spread(stage, load) for load in places),
             )
             other = self.edges.get(source)
             self.edges[source] = edge if other is None else _both(edge, other)
@@ -229,6 +237,28 @@ def _slots(value: tirx.Expr) -> float:
     binary = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min, tirx.Cast, tirx.Select)
     plain = sum(len(found_in(value, kind)) for kind in binary)
     return SLOTS * plain + sum(SLOW_SLOTS if name in _SLOW else SLOTS for name in names)
+
+
+def _is_spread(stage: Stage, load: TensorLoad) -> bool:
+    """Tell whether a load is at the place of the result, but for its last axis."""
+    own = [v for v in stage.spatial if not _is_one(stage.extents[v])]
+    return bool(own) and not stage.reduced and _is_at(load, own[:-1])
+
+
+def _width(stage: Stage) -> int:
+    """Return how many elements a sum takes of each row of memory, 0 if it takes others."""
+    loads = [v for v in loads_of(stage.value) if not v.source.same_as(stage.buffer)]
+    own = [v for v in (*stage.spatial, *stage.reduced) if not _is_one(stage.extents[v])]
+    size = stage.extents[stage.reduced[0]] if len(stage.reduced) == 1 else None
+    rows = all(_is_at(load, own) for load in loads)
+    return int(size) if rows and loads and isinstance(size, tirx.IntImm) else 0
+
+
+def _is_at(load: TensorLoad, own: Sequence[tirx.Var]) -> bool:
+    """Tell whether a load is at the place of these variables, axes of one element left aside."""
+    shape = load.source.ty.shape
+    wide = [i for i, size in zip(load.indices, shape, strict=True) if not _is_one(size)]
+    return len(wide) == len(own) and all(i.same_as(v) for i, v in zip(wide, own, strict=True))
 
 
 def _moves_rows(stage: Stage) -> bool:

@@ -106,6 +106,7 @@ class Way:
     times: float
     code: int
     is_summed: bool
+    is_spread: bool
 
 
 _Wanted: TypeAlias = Callable[[Group, Group, Way], bool]
@@ -145,7 +146,7 @@ class Plan:
         # First what is at one place; then sums take what follows them: a view behind that is no
         # kernel, but it would be, had it been joined before.
         self._grow_all([*seeds, *others], self._is_in_place)
-        self._grow_all(anchors, self._fuses)
+        self._grow_all(anchors, self._follows)
         self._grow_all([*seeds, *others], self._fuses)
         self._grow_all([*seeds, *others], self._pays)
 
@@ -197,7 +198,7 @@ class Plan:
             return False
         for node in first.members:
             node.path = max(node.path, way.path)
-            node.times *= way.times
+            node.times *= 1.0 if first.anchor is not None else way.times
             node.code *= way.code
             node.is_summed |= way.is_summed
         second.absorb(first)
@@ -213,7 +214,7 @@ class Plan:
         if way.code * max(node.code for node in first.members) > MOST_CODE:
             return False
         if first.anchor is not None:
-            return second.anchor is None and way.times <= 1
+            return second.anchor is None and (way.times <= 1 or _spreads(first, way))
         return not (way.is_summed and second.anchor and second.anchor.operator.multiplies)
 
     def _is_in_place(self, first: Group, second: Group, way: Way) -> bool:
@@ -222,6 +223,12 @@ class Plan:
     def _fuses(self, first: Group, second: Group, way: Way) -> bool:
         return CELLS[first.kind, way.path] is Cell.FUSE
 
+    def _follows(self, first: Group, second: Group, way: Way) -> bool:
+        """Tell whether a sum takes what follows it: the rows, too, that it is of."""
+        return self._fuses(first, second, way) or (
+            _spreads(first, way) and self._pays(first, second, way)
+        )
+
     def _pays(self, first: Group, second: Group, way: Way) -> bool:
         """Tell whether a cell allows to join two groups, or the price of it does."""
         cell = CELLS[first.kind, way.path]
@@ -229,10 +236,13 @@ class Plan:
             return cell is Cell.FUSE
         if (first.kind, way.path) == (Kind.SHUFFLE, Kind.MANY_TO_MANY) and not _moves_rows(first):
             return False
+        if first.anchor is not None and not _spreads(first, way):
+            return False
         apart = seconds(self._work(first), self.dev) + seconds(self._work(second), self.dev)
-        fused = seconds(self._work(second, first, way.times), self.dev)
+        times = 1.0 if first.anchor is not None else way.times
+        fused = seconds(self._work(second, first, times), self.dev)
         if fused > apart:
-            self.declined[first.sink, second.sink] = apart, fused, way.times
+            self.declined[first.sink, second.sink] = apart, fused, times
         return fused <= apart
 
     def _is_view_of_rows(self, first: Group, way: Way) -> bool:
@@ -247,7 +257,7 @@ class Plan:
 
     def _work(self, group: Group, first: Group | None = None, times: float = 1.0) -> Work:
         """Return the work of a group, or of one that has taken the members of another one."""
-        anchor = group.anchor
+        anchor = group.anchor or (first.anchor if first is not None else None)
         reads = dict(group.reads)
         slots = sum(self._slots(n, n.times, anchor) for n in group.members)
         if first is not None:
@@ -261,6 +271,14 @@ class Plan:
         """Return the arithmetic of a node; a CPU keeps what is read again, unless it sums."""
         again = self.dev.kind == "gpu" or anchor is not None
         return node.operator.slots * (times if again else min(times, 1.0))
+
+
+def _spreads(first: Group, way: Way) -> bool:
+    """Tell whether rows read what is made of their sums, in the order in which these are added."""
+    anchor = first.anchor
+    if anchor is None or not way.is_spread or way.times != anchor.operator.width:
+        return False
+    return first.sink.elements == anchor.elements
 
 
 def _moves_rows(group: Group) -> bool:
@@ -281,6 +299,7 @@ def _way(sink: Node) -> Way:
             reader.times * edge.repeats,
             reader.code * max(edge.loads, 1),
             reader.is_summed or edge.is_summed,
+            edge.is_spread and reader.path is Kind.ONE_TO_ONE,
         )
         for reader, edge in sink.readers
     ]
@@ -289,4 +308,5 @@ def _way(sink: Node) -> Way:
         max(w.times for w in ways),
         sum(w.code for w in ways),
         any(w.is_summed for w in ways),
+        all(w.is_spread for w in ways),
     )

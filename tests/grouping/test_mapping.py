@@ -97,7 +97,6 @@ OTHERS = {
     (Kind.ONE_TO_MANY, Kind.MANY_TO_MANY): Cell.PRICE,  # a bias in front of a norm
     (Kind.MANY_TO_MANY, Kind.REORGANISE): Cell.BREAK,  # a sum's kernel writes where it sums
     (Kind.MANY_TO_MANY, Kind.SHUFFLE): Cell.BREAK,
-    (Kind.MANY_TO_MANY, Kind.ONE_TO_MANY): Cell.BREAK,
 }
 """Where our table is another one."""
 

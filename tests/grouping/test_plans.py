@@ -68,7 +68,24 @@ CASES = {
     "a pool": (IMAGES, "y = R.add(R.nn.max_pool2d(x, (2, 2), (2, 2)), b)", 1),
     "columns": (X, "y = R.sqrt(R.sum(R.multiply(x, x), axis=[0]))", 1),
     "two sums": (X, "y = R.sum(R.exp(R.sum(x, axis=[1], keepdims=True)))", 2),
-    "a sum that is spread": (X, "y = R.subtract(x, R.exp(R.sum(x, axis=[1], keepdims=True)))", 2),
+    "a sum that is spread": (X, "y = R.subtract(x, R.exp(R.sum(x, axis=[1], keepdims=True)))", 1),
+    "rows by their sum": (
+        X,
+        "y = R.exp(R.divide(x, R.sqrt(R.sum(R.multiply(x, x), axis=[1], keepdims=True))))",
+        1,
+    ),
+    "a softmax of operators": (
+        X,
+        "a = R.exp(R.subtract(x, R.max(x, axis=[1], keepdims=True))); "
+        "y = R.divide(a, R.sum(a, axis=[1], keepdims=True))",
+        2,
+    ),
+    "columns by their sum": (X, "y = R.divide(x, R.sum(x, axis=[0], keepdims=True))", 2),
+    "other rows": (
+        f'{X}, y: R.Tensor((6, 8), "float32")',
+        "z = R.divide(y, R.sum(x, axis=[1], keepdims=True))",
+        2,
+    ),
     "columns of a matmul": (X, "y = R.matmul(R.exp(x), R.permute_dims(x))", 2),
     "two results": (X, "a = R.exp(x); y = (a, R.negative(a))", 2),
     "what is read twice": (X, "a = R.exp(x); y = R.matmul(R.negative(a), R.permute_dims(a))", 3),
@@ -104,6 +121,14 @@ def test_what_is_computed_again_has_a_price(depth: int, target: str, count: int)
         assert re.search("one would take .* us: it computes tir_exp 4.1e.03 times", report.text())
 
 
+def test_one_long_row_is_left_to_many_blocks_of_a_gpu() -> None:
+    params, body = 'x: R.Tensor((1, 500000), "float32")', CASES["columns by their sum"][1]
+    mod, report = lowered(function(params, body.replace("[0]", "[1]")), "h200")
+    assert kernels(mod) == ["sum", "divide"]
+    (left,) = report.joined
+    assert left.fused_s > left.apart_s and left.times == 1
+
+
 def test_the_report_tells_what_was_joined() -> None:
     _, report = lowered(exponentials(8))
     (joined,) = report.joined
@@ -113,6 +138,8 @@ def test_the_report_tells_what_was_joined() -> None:
 
 RULES = {
     "a pool": "WindowRule",  # on a GPU, no block of threads for each element
+    "a sum that is spread": "NormRule",
+    "rows by their sum": "NormRule",
     **dict.fromkeys([n for n in CASES if n.endswith(("a norm", "a softmax", "a sum"))], "NormRule"),
 }
 
