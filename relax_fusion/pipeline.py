@@ -57,6 +57,7 @@ from .mend.wide_indices import WidenIndices
 from .options import PipelineOptions, make_options
 from .passes import FusePatterns
 from .phases import Phase, run_phases
+from .transforms.add_in_place import AddInPlace
 from .transforms.annotate import (
     AttachAdditionalPrimFuncs,
     AttachFunctionAttrs,
@@ -196,6 +197,7 @@ def plan_memory(options: PipelineOptions) -> list[Pass]:
     """Return the passes of phase 5 that turn calls into writes to memory, and plan that."""
     passes: list[Pass] = [
         *count_launches(options),
+        AddInPlace(options.target),
         NameInPlaceResults(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),

@@ -124,10 +124,10 @@ OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachM
 OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
-OTHERS += ("RecordMemory", "RecordTVMMemory", "LayOutWeights")
+OTHERS += ("RecordMemory", "RecordTVMMemory", "LayOutWeights", "AddInPlace")
 OTHERS += ("AppendInAttention", "TakePositionsOfBatch", "NumberFirstExperts")
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
-of constants, CUDA sources, launches and MLC-LLM, whose rewrites have tests of their own."""
+of fused functions, CUDA sources, launches and MLC-LLM, whose rewrites have tests of their own."""
 
 MARK = "# expected\n"
 
