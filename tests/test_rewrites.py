@@ -53,6 +53,7 @@ from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import AttachFunctionAttrs
 from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
+from relax_fusion.transforms.experts import FuseExperts
 from relax_fusion.transforms.join_rotations import JoinRotations
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
@@ -82,6 +83,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "DivideShiftedIndices": DivideShiftedIndices(),
     "EmitTritonKernels": EmitTritonKernels(H200),
     "FiniteConstants": FiniteConstants(),
+    "FuseExperts": FuseExperts(CPU),
     "FoldConstants": FoldConstants(),
     "FoldGridDepth": FoldGridDepth(),
     "FoldReshapes": FoldReshapes(),

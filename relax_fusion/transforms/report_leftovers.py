@@ -162,10 +162,9 @@ class _Looker:
             return "no pass took it for a projection", "projection"
         for arg, shape in zip(value.args, (left, right), strict=True):
             if self.around.is_looked_up(arg):
-                return (
-                    f"its weight is a batch of matrices, {_sizes(shape)}, looked up",
-                    "projection",
-                )
+                off = f"; FuseExperts{IS_OFF}" if "FuseExperts" in self.disabled else ""
+                matrices = f"its weight is a batch of matrices, {_sizes(shape)}, looked up"
+                return f"{matrices}{off}", "projection"
         made, sizes = self.around.maker(value.args[1]), _sizes(right)
         if made in GIVEN:
             return f"its weight is a batch of matrices, {sizes}", "projection"
