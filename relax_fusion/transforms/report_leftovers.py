@@ -183,8 +183,11 @@ class _Looker:
     def _softmax(self, found: Operation) -> tuple[str, str]:
         if self.around.attention_of(found):
             return "its scores, or what reads it, are of no form that the pass knows", "attention"
-        readers = self.around.read_by(self.around.readers(found.var))
-        return f"its result is not multiplied by values: it is {readers}", ""
+        readers = self.around.readers(found.var)
+        if any(self.around.projects(reader, found.var) for reader, _ in readers):
+            return "a projection multiplies it, whose kernel takes no softmax along", ""
+        by = self.around.read_by(readers)
+        return f"its result is not multiplied by values: it is {by}", ""
 
     def _rope(self, found: Operation) -> tuple[str, str]:
         """Say what is rotated, what both products of the sum are made of, and why it was left."""
