@@ -20,7 +20,7 @@ PAGES = [
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
 RUNNING = [p for p in PAGES if any(b.language in RUN and not b.needs for b in blocks_of(p))]
 LONG = ("docs/usage.md", "docs/report.md", "docs/quickstart.md", "docs/pytorch.md")
-LONG += ("docs/tuning.md", "docs/chains.md")
+LONG += ("docs/tuning.md", "docs/chains.md", "docs/parallel.md")
 """Pages that are slow tests; of those that see PyTorch, the README is a quick one."""
 TORCH = ("README.md", "docs/pytorch.md")
 """Pages whose programs see PyTorch."""

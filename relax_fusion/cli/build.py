@@ -112,7 +112,8 @@ def device_for(directory: Path, manifest: Manifest, console: Console) -> tvm.run
     except TargetError as err:
         raise CliError(f"{directory / MANIFEST} is damaged: {err}") from err
     if not is_cpu(target):
-        return device_here(target)
+        devices = [device_here(target, number) for number in range(manifest.shards)]
+        return devices[0]
     made, here = target.attrs.get("mcpu"), host_target().attrs.get("mcpu")
     if made and made != here:
         console.warn(f"compiled for a {made} processor, this is a {here}; it may stop at once")

@@ -99,6 +99,7 @@ def compile_to(
         "target": str(args.target),
         "dtype": exported.dtype,
         "quantization": compiled.quantization,
+        "shards": compiled.shards,
         "max_seq_len": compiled.max_seq_len,
         "weights": compiled.weights,
         "compile_s": round(seconds, 3),
@@ -192,8 +193,9 @@ def compiled_of(source: Source, exported: Model, args: argparse.Namespace) -> Co
 def _text(facts: dict[str, Any], device: str) -> str:
     fused = ", ".join(f"{count} by {name}" for name, count in facts["fused"].items()) or "nothing"
     stored = facts["quantization"] or facts["dtype"]
+    spread = f", {facts['shards']} workers" if facts["shards"] > 1 else ""
     lines = [
-        f"{facts['output']}: {facts['source']}, {stored}, for {device}, compiled in "
+        f"{facts['output']}: {facts['source']}, {stored}, for {device}{spread}, compiled in "
         f"{facts['compile_s']:.1f} s",
         f"  fused     {fused}; {left_text(facts['left'])}",
     ]

@@ -28,7 +28,7 @@ PARAMS = "params.safetensors"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "manifest.json"
 FileName = Literal["lib.so", "params.safetensors", "tokenizer.json", "report.json"]
-FORMAT = 6
+FORMAT = 7
 """The number of the manifest's format; it rises when an older `run` could not read what `compile`
 writes."""
 
@@ -95,6 +95,8 @@ class Compiled:
         What the function takes and returns; None where it generates text.
     quantization : str, optional
         How its weights are stored.
+    shards : int
+        Over how many workers it is spread.
     """
 
     source: str
@@ -108,6 +110,7 @@ class Compiled:
     batch: Count | None = None
     signature: Signature | None = None
     quantization: str | None = None
+    shards: Count = 1
 
     def to_metadata(self) -> dict[str, str]:
         """Return the ``metadata`` with which the pipeline puts this into the library."""
@@ -132,7 +135,7 @@ class Manifest(Compiled):
 
     parameters: tuple[Parameter, ...]
     files: dict[FileName, FileSum]
-    format: Literal[6] = 6
+    format: Literal[7] = 7
 
 
 def versions() -> Versions:
@@ -275,6 +278,7 @@ def exported_again(manifest: Manifest) -> ExportedModel:
         max_seq_len=manifest.max_seq_len,
         batch=manifest.batch,
         quantization=manifest.quantization,
+        shards=manifest.shards,
     )
     if parameters(exported) != manifest.parameters:
         raise CliError(
@@ -284,12 +288,17 @@ def exported_again(manifest: Manifest) -> ExportedModel:
     return exported
 
 
-def stored_weights(directory: Path, manifest: Manifest) -> Iterator[np.ndarray]:
-    """Read the weights one at a time, in the order in which the functions take them."""
+def stored_name(name: str, rank: int, shards: int) -> str:
+    """Return what a parameter of a worker is called in the file of weights."""
+    return name if shards == 1 else f"{rank}/{name}"
+
+
+def stored_weights(directory: Path, manifest: Manifest, rank: int = 0) -> Iterator[np.ndarray]:
+    """Read the weights of a worker one at a time, in the order in which the functions take them."""
     file = directory / PARAMS
     try:
         with safe_open(file, framework="numpy") as handle:
             for param in manifest.parameters:
-                yield handle.get_tensor(param.name)
+                yield handle.get_tensor(stored_name(param.name, rank, manifest.shards))
     except (SafetensorError, AttributeError) as err:  # the second: of a type that NumPy lacks
         raise CliError(f"{file} cannot be read ({err}); compile the model again") from err

@@ -139,6 +139,12 @@ def add_model_arguments(
     )
     told = "most tokens of a sequence (default: the model's own, at most 4096)"
     add_count(parser, "--max-seq-len", help=told)
+    add_count(
+        parser,
+        "--tensor-parallel",
+        help="spread a decoder over so many workers, each with a GPU of its own, or all on the CPU "
+        "(default: 1)",
+    )
     if batch:
         add_count(parser, "--batch", help="sequences at once (default: 1)")
     add_sizes(
@@ -152,7 +158,7 @@ def add_model_arguments(
 
 CHANGING = (
     *("bound", "disable", "always_fuse", "allow_tf32", "validate", "backend", "database"),
-    *("no_cuda_graph", "cubins", "inexact"),
+    *("no_cuda_graph", "cubins", "inexact", "tensor_parallel"),
 )
 """Options beside those of the model and the target that change what is compiled."""
 

@@ -30,6 +30,8 @@ examples:
   relax-fusion compile ./my-llama -o my-llama.cpu      for this machine's processor
   relax-fusion compile ./my-llama --target h200 -o my-llama.h200
                                                        cross-compile; no GPU is needed
+  relax-fusion compile ./my-llama --target h200 --tensor-parallel 2 -o my-llama.2
+                                                       for two workers with a GPU each
   relax-fusion tune ./my-llama --database times.jsonl --seconds 120
                                                        measure kernels; compile --database takes
                                                        the fastest

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tvm
 
+from ..hardware.target import is_cpu, make_target
 from ..models import (
     BertConfig,
     ExportedModel,
@@ -19,15 +22,18 @@ from ..models import (
     GPT2Config,
     LlamaConfig,
     ModelError,
+    ParallelGenerator,
     config_from_dict,
     random_weights,
 )
 from ..models.threads import use_all_cores
+from ..parallel import Workers
 from ..validation import shown
 from .build import device_for, load_library
 from .call import call_command
 from .console import CliError, Console
 from .manifest import (
+    LIBRARY,
     MANIFEST,
     TOKENIZER,
     Manifest,
@@ -96,9 +102,9 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
-    generator = _generator(directory, manifest, device, args)
-    console.step("generating")
-    timing = _generate(generator, prompt, new, config.end_tokens)
+    with _generator(directory, manifest, device, args) as generator:
+        console.step("generating")
+        timing = _generate(generator, prompt, new, config.end_tokens)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 
@@ -175,22 +181,41 @@ def _asked(call: Callable[[], Any], failed: str) -> Any:
         raise CliError(f"{failed}: {err}") from err
 
 
+@contextmanager
 def _generator(
     directory: Path, manifest: Manifest, device: tvm.runtime.Device, args: argparse.Namespace
-) -> Generator:
-    """Load a decoder."""
+) -> Iterator[Generator | ParallelGenerator]:
+    """Load a decoder, on as many workers as it was compiled for; these end at the end."""
     library = load_library(directory, manifest)
     exported: ExportedModel = exported_again(manifest)
+    if manifest.shards > 1:
+        with spread_generator(directory, manifest, exported, args.seed or 0) as generator:
+            yield generator
+        return
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)
         if manifest.weights == "file"
         else random_weights(exported, args.seed or 0)
     )
-    return Generator(library, exported, weights, device)
+    yield Generator(library, exported, weights, device)
+
+
+def spread_generator(
+    directory: Path, manifest: Manifest, exported: ExportedModel, seed: int
+) -> ParallelGenerator:
+    """Start the workers of a decoder; `seed` is that of random weights."""
+    kind: Literal["cpu", "cuda"] = "cpu" if is_cpu(make_target(manifest.target)) else "cuda"
+    stored = partial(stored_weights, directory, manifest)
+    weights = stored if manifest.weights == "file" else seed
+    workers = Workers(manifest.shards, device=kind)
+    return ParallelGenerator(workers, directory / LIBRARY, exported, weights)
 
 
 def _generate(
-    generator: Generator, prompt: list[int], max_new_tokens: int, end: tuple[int, ...]
+    generator: Generator | ParallelGenerator,
+    prompt: list[int],
+    max_new_tokens: int,
+    end: tuple[int, ...],
 ) -> Timing:
     """Generate greedily; every sequence of a batch gets the same prompt."""
     start = time.perf_counter()

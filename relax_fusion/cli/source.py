@@ -20,6 +20,7 @@ from ..models.config import read_config
 from ..models.zoo import CONFIGS
 from ..validation import shown
 from .console import CliError
+from .manifest import stored_name
 from .model_arguments import asked
 
 DEFAULT_MAX_SEQ_LEN = 4096
@@ -81,6 +82,7 @@ class ConfigSource:
             quantization=args.quantization,
             max_seq_len=args.max_seq_len or min(self.config.max_position, DEFAULT_MAX_SEQ_LEN),
             batch=args.batch or 1,
+            shards=args.tensor_parallel or 1,
         )
 
     def kept(self, model: Any) -> dict[str, Any]:
@@ -90,14 +92,18 @@ class ConfigSource:
             "max_seq_len": model.max_seq_len,
             "batch": model.batch,
             "quantization": model.quantization,
+            "shards": model.shards,
             "weights": "random" if self.directory is None else "file",
         }
 
     def weights(self, model: Any) -> Mapping[str, np.ndarray]:
-        """Read the weights."""
+        """Read the weights, of all workers."""
         assert self.directory is not None, "weights of a configuration alone are random"
-        names = [param.name for param in model.params]
-        return dict(zip(names, load_weights(self.directory, model), strict=True))
+        found: dict[str, np.ndarray] = {}
+        for rank in range(model.shards):
+            names = [stored_name(param.name, rank, model.shards) for param in model.params]
+            found |= zip(names, load_weights(self.directory, model, rank), strict=True)
+        return found
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ class FileSource:
 
     def check(self, args: argparse.Namespace) -> None:
         """Complain about options that are for other sources."""
-        for option in ("dtype", "max_seq_len", "batch", "quantization"):
+        for option in ("dtype", "max_seq_len", "batch", "quantization", "tensor_parallel"):
             if getattr(args, option) is not None:
                 raise CliError(
                     f"--{option.replace('_', '-')} is for models from a configuration; "
@@ -167,7 +173,8 @@ def described(model: Model) -> str:
     """Say of what type and sizes a model is."""
     if isinstance(model, ExportedModel):
         stored = f"{model.quantization}, " if model.quantization else ""
-        return f"{stored}{model.dtype}, batch {model.batch}"
+        spread = f", {model.shards} workers" if model.shards > 1 else ""
+        return f"{stored}{model.dtype}, batch {model.batch}{spread}"
     inputs = ", ".join(f"{spec.name} {shape_text(spec.shape)}" for spec in model.signature.inputs)
     return f"{model.dtype}, {inputs}" if inputs else model.dtype
 

@@ -67,6 +67,7 @@ class ParallelGenerator:
                 f"{workers.count}"
             )
         self.exported, self.workers = exported, workers
+        self.batch = batch or (exported.batch if isinstance(exported.batch, int) else 1)
         described = replace(exported, mod=None)
         workers.call(_start, str(library), described, weights, batch)
 

@@ -259,7 +259,7 @@ SPREAD = {
         7,
     ),
     "q4f16_1": (LAUNCHED, {"quantization": "q4f16_1"}, 7),
-    "qwen3": (replace(LAUNCHED, qk_norm=True), {"dtype": "float16"}, 9),
+    "qwen3": (replace(LAUNCHED, qk_norm=True), {"dtype": "float16"}, 8),
     "gemma2": (
         replace(LAUNCHED, norm_offset=True, post_norms=True, attention_softcap=50.0),
         {"dtype": "float16"},

@@ -78,12 +78,24 @@ def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subjec
         source, model = _compile(args, directory, console)
         manifest = read_manifest(directory)
     sizes = _sizes(manifest, args)
+    if manifest.shards > 1:
+        _spread(manifest, args)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     if args.device:
         device = device_here(make_target(manifest.target), args.device)
     imported = model if isinstance(model, ImportedModel) else None
     return Subject(directory, manifest, device, sizes, source, imported)
+
+
+def _spread(manifest: Compiled, args: argparse.Namespace) -> None:
+    """Leave out what is measured on one worker alone, and refuse to be asked for it."""
+    where = f"{manifest.source} is spread over {manifest.shards} workers"
+    if args.device:
+        raise CliError(f"--device {args.device}: {where}, each of which has a device", code=2)
+    if args.against:
+        raise CliError(f"--against {','.join(args.against)}: {where}, and peers run on one", code=2)
+    args.against, args.no_kernels = [], True
 
 
 def _sizes(compiled: Compiled, args: argparse.Namespace) -> dict[str, int]:

@@ -12,6 +12,7 @@ from ...cli.argument_types import PEERS
 from ...cli.build import build_default, load_library
 from ...cli.call import Call
 from ...cli.console import CliError
+from ...cli.run import spread_generator
 from ...hardware.target import make_target
 from ...models import Generator
 from ...models.threads import use_threads
@@ -127,6 +128,11 @@ def ours(subject: Subject) -> Contender:
     """Load what `compile` made."""
     about = f"relax_fusion {subject.manifest.versions.relax_fusion}, as it was compiled"
     library = load_library(subject.directory, subject.manifest)
+    if subject.manifest.shards > 1:
+        assert subject.exported is not None, "decoders are built from configurations"
+        about += f", on {subject.manifest.shards} workers"
+        given = subject.directory, subject.manifest, subject.exported
+        return Contender(OURS, about, subject, spread_generator(*given, 0))
     return Contender(OURS, about, subject, _runs(library, subject))
 
 
