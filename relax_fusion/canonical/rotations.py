@@ -10,7 +10,7 @@ import tvm
 from tvm import ir, relax, te, tirx
 
 from ..matching.constants import binary, scalar
-from ..matching.operations import ROTATED
+from ..matching.norm_rotation import NormRotation
 from ..matching.pattern import is_call
 from ..matching.rotation import rotation_at
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
@@ -94,11 +94,11 @@ def _made(rewriter: Rewriter, end: relax.Expr, dtype: str) -> relax.Expr | None:
         return None
     if heads.is_cut and not (len(shape) > 2 and same_shape(shape[:-2], rows[:-1])):
         return None
-    half = int(shape[-1]) // 2 if found.pairing == "halves" else 1
-    layout = int(shape[-1]), half, heads.is_cut
-    added = heads.eps, heads.plus
-    kernel = partial(norm_rotation, heads=layout, added=added, rounded=heads.rounded)
-    operands, attrs = (heads.x, heads.gamma, *angles), {"op_pattern": OPAQUE}
+    head = int(shape[-1])
+    half = head // 2 if found.pairing == "halves" else 1
+    form = NormRotation(head, half, heads.eps, heads.plus, heads.is_cut, heads.rounded)
+    kernel, operands = partial(norm_rotation, form=form), (heads.x, heads.gamma, *angles)
+    attrs = {"op_pattern": OPAQUE, **form.attrs()}
     name = {"primfunc_name_hint": "rms_norm_rotation"}
     made = rewriter.builder.call_te(kernel, *operands, primfunc_attrs=attrs, **name)
     return relax.op.reshape(rewriter.emit(made), shape) if heads.is_cut else made
@@ -151,9 +151,7 @@ def norm_rotation(
     gamma: te.Tensor,
     cos: te.Tensor,
     sin: te.Tensor,
-    heads: tuple[int, int, bool],
-    added: tuple[float, float],
-    rounded: bool = False,
+    form: NormRotation,
 ) -> te.Tensor:
     """RMSNorm over the last axis, then a rotation of pairs of features of each head.
 
@@ -165,16 +163,11 @@ def norm_rotation(
         Of the last axis.
     cos, sin : te.Tensor
         Broadcast to the heads.
-    heads : tuple of (int, int, bool)
-        Features of a head, the distance between those of a pair, and whether the last axis holds
-        several heads; angles have one for heads then, in front of the last.
-    added : tuple of float
-        What is added to the mean square, and to gamma.
-    rounded : bool
-        Whether normalised rows are rounded to the dtype of x before they are rotated.
+    form : NormRotation
+        What is computed.
     """
     *_, width = x.shape
-    (head, distance, cut), (eps, plus) = heads, added
+    head, distance, plus = form.head, form.distance, form.plus
     k = te.reduce_axis((0, width), name="k")
 
     def wide(value: tirx.Expr) -> tirx.Expr:
@@ -187,8 +180,8 @@ def norm_rotation(
     def normed(row: Sequence[tirx.Expr], lane: tirx.Expr) -> tirx.Expr:
         mean = square(*row) / tirx.const(int(width), ARITHMETIC)
         weight = wide(gamma(lane)) + tirx.const(plus, ARITHMETIC) if plus else wide(gamma(lane))
-        made = wide(x(*row, lane)) * te.rsqrt(mean + tirx.const(eps, ARITHMETIC)) * weight
-        return wide(made.astype(x.dtype)) if rounded else made
+        made = wide(x(*row, lane)) * te.rsqrt(mean + tirx.const(form.eps, ARITHMETIC)) * weight
+        return wide(made.astype(x.dtype)) if form.rounds else made
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
         own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
@@ -204,11 +197,11 @@ def norm_rotation(
         partner = (lane + distance) % head if halves else lane + 1 - lane % 2 * 2
         other = normed(row, which * head + partner)
         sign = tirx.Select(is_first, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
-        place = [*row, which, lane] if cut else at
+        place = [*row, which, lane] if form.is_cut else at
         turned = normed(row, feature) * angle(cos, place) + sign * other * angle(sin, place)
         return turned.astype(x.dtype)
 
-    return te.compute(x.shape, element, ROTATED)
+    return te.compute(x.shape, element, "rotated")
 
 
 ROTATIONS: dict[str, Rule] = {"relax.add": _rotated, "relax.astype": _rounded}

@@ -20,6 +20,9 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
                 (of packed weights: see :mod:`relax_fusion.compute.accumulation`)
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32 (int32 of
                                                             integers)
+``raw{i}``      its epilogue, where heads are normalised    [rows, n], float32
+                behind it
+``head_sum{i}``, ``head_scale{i}``  their statistics        [rows, heads], float32
 ``out{i}``      its epilogue                                [rows, n], out_dtype
 
 ``rows'`` and ``n'`` are rows and n rounded up to the tiles of the plan, which keeps predicates out
@@ -46,6 +49,7 @@ from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, PostNorm, Projection, WeightLayout
 from .accumulation import accumulate, tiles_of, x_words
 from .activations import ACCUMULATE, activate
+from .heads import normalised_heads
 from .pairs import bits_of
 from .rope import in_order, rotated_projection
 from .stages import (
@@ -97,7 +101,7 @@ def contraction_prim_func(
     else:
         for index, projection in enumerate(work.outputs):
             which = work, projection, index
-            separate = projection.rope is not None or not isinstance(projection.n, int)
+            separate = projection.pairs is not None or not isinstance(projection.n, int)
             stacked = _stacked(projection.layout, projection.packed, edges, separate)
             own = _padding(projection, padding, plan, edges)
             _projection(stages, which, (rows, data), own, stacked)
@@ -240,7 +244,7 @@ def _projection(
     work, projection, index = which
     rows, data = source
     n, layout = stages.size(f"out{index}", -1), projection.layout
-    if projection.rope is not None:
+    if projection.pairs is not None:
         rotated_projection(stages, which, source, padding, stacked)
         return
     w = stages.weight(f"w{index}", layout)
@@ -265,6 +269,10 @@ def _projection(
         return sums.astype(ACCUMULATE) if projection.epilogue else sums  # of integers, int32
 
     value = stepped(stages, index, projection.epilogue, total)
+    if projection.head_norm is not None:
+        raw = te.compute(int64((rows, n)), lambda i, j: value(i, j), f"raw{index}")
+        normalised_heads(stages, which, raw)
+        return
     out = te.compute(
         int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
     )

@@ -108,7 +108,15 @@ def rotated_projection(
             return total
         return total + bias(feature_of(rope, p, j)).astype(ACCUMULATE)
 
-    element = rotated(rope, value, (stages[f"cos{index}"], stages[f"sin{index}"]))
-    shape = int64((rows, n // 2, 2))
-    out = f"out{index}"
-    stages.give(out, te.compute(shape, lambda *at: element(*at).astype(work.out_dtype), out))
+    give_rotated(stages, (rows, projection, index), value, work.out_dtype)
+
+
+def give_rotated(
+    stages: Stages, which: tuple[Size, Projection, int], value: Pairs, dtype: str
+) -> None:
+    """Add the result of a projection of some rows, whose pairs are rotated."""
+    rows, projection, index = which
+    assert projection.rope is not None
+    element = rotated(projection.rope, value, (stages[f"cos{index}"], stages[f"sin{index}"]))
+    shape, out = int64((rows, projection.columns // 2, 2)), f"out{index}"
+    stages.give(out, te.compute(shape, lambda *at: element(*at).astype(dtype), out))

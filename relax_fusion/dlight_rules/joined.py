@@ -44,7 +44,7 @@ class JoinedRule(SafeRule):
             if all(_alike(bodies[0], body) for body in bodies[1:]):
                 break
         buffers = [buffer for root in roots for buffer in root.alloc_buffers]
-        body = _side_by_side(bodies, is_gpu(target))
+        body = side_by_side(bodies, is_gpu(target))
         return s_tir.Schedule(func.with_body(root_of(body, buffers)), enable_check=False)
 
 
@@ -71,7 +71,7 @@ def _parts(func: tirx.PrimFunc) -> list[tirx.PrimFunc]:
     ]
 
 
-def _side_by_side(bodies: Sequence[tirx.Stmt], on_gpu: bool) -> tirx.Stmt:
+def side_by_side(bodies: Sequence[tirx.Stmt], on_gpu: bool) -> tirx.Stmt:
     """Return statements with one outer loop, if they are loops that can have one."""
     whole = bodies[0]
     for body in bodies[1:]:

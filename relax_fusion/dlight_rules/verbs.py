@@ -73,9 +73,11 @@ def inline_if_possible(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
-    """Return the (accumulation, epilogue) blocks of every projection."""
-    count = sum(name.startswith("acc") for name in block_names(sch.mod["main"]))
-    return [(sch.get_sblock(f"acc{i}"), sch.get_sblock(f"out{i}")) for i in range(count)]
+    """Return the (accumulation, epilogue) blocks of every projection, norms of heads left out."""
+    names = block_names(sch.mod["main"])
+    count = sum(name.startswith("acc") for name in names)
+    ends = (f"raw{i}" if f"raw{i}" in names else f"out{i}" for i in range(count))
+    return [(sch.get_sblock(f"acc{i}"), sch.get_sblock(end)) for i, end in enumerate(ends)]
 
 
 def reads_along(sch: s_tir.Schedule, block: SBlockRV, which: int, axis: int) -> bool:

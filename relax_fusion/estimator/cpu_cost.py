@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..hardware import DeviceSpec
+from ..workload import FLOAT_BYTES
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, Step, ceil_div, largest
 from .shape import MatmulShape
 from .tile_plan import TilePlan
@@ -155,17 +156,18 @@ def whole_matmul(shape: MatmulShape, dev: DeviceSpec, rows: int, each: Tasks) ->
     cycles = ceil_div(each.tasks, dev.sm_count) * each.cycles + _norm_cycles(shape, dev, rows)
     cycles += each.copying
     cycles += _activation_cycles(shape, dev, (rows, each.tasks), each.lanes)
-    moved = float(shape.weight_bytes + rows * shape.row_bytes)
+    heads = 2 * FLOAT_BYTES["float32"] * shape.head_columns  # written, and read by their norm
+    moved = float(shape.weight_bytes + rows * (shape.row_bytes + heads))
     regions = len(shape.n_parts) + int(each.copying > 0) + int(shape.has_norm)
+    regions += int(shape.head_columns > 0)
     return finish(Traffic(cycles, moved, 0.0, regions, each.tasks), dev, shape.flops(rows))
 
 
 def _norm_cycles(shape: MatmulShape, dev: DeviceSpec, rows: int) -> float:
-    """Return the cycles in which the busiest core normalises its rows, if there is a norm."""
-    if not shape.has_norm:
-        return 0.0
-    vectors = ceil_div(rows, dev.sm_count) * shape.k * 4 / dev.vector_bytes
-    return vectors * NORM_CYCLES_PER_VECTOR * (shape.normed_first + (shape.norm != "none"))
+    """Return the cycles in which the busiest core normalises its rows and their heads."""
+    norms = shape.normed_first + (shape.norm not in ("", "none"))
+    elements = ceil_div(rows, dev.sm_count) * (shape.k * norms + shape.head_columns)
+    return elements * 4 / dev.vector_bytes * NORM_CYCLES_PER_VECTOR
 
 
 def _activation_cycles(

@@ -90,6 +90,8 @@ class KernelFamily(ABC, Generic[W]):
         The rows up to which it has kernels, where larger sizes are left to others.
     error : float
         Factor by which a predicted gain over separate kernels may be wrong.
+    norms_heads : bool
+        Whether its kernels of projections may normalise the heads that they make.
     instead_of : tuple of type
         Families that are not looked at where this one has a plan: they are never faster.
     plan : type
@@ -107,6 +109,7 @@ class KernelFamily(ABC, Generic[W]):
     fallback: ClassVar[bool] = False
     most_rows: ClassVar[int | None] = None
     error: ClassVar[float]
+    norms_heads: ClassVar[bool] = False
     instead_of: ClassVar[tuple[type, ...]] = ()
     plan: ClassVar[type[TilePlan]] = TilePlan
     emitter: ClassVar[str] = ""

@@ -135,7 +135,7 @@ def options(problem: Problem[Any], backend: Backend = "auto") -> Iterator[Option
     is_last = {f: f.fallback or (backend, f.language) == ("triton", "tir") for f in known}
     for family in sorted(known, key=is_last.__getitem__):
         passed_over = type(family) in left_out or (is_served and is_last[family])
-        if passed_over or family.refuses(problem) is not None:
+        if passed_over or _refused(family, problem) is not None:
             continue
         for offer in family.plans(problem):
             if next(family.violations(offer.plan, problem), None) is None:
@@ -252,7 +252,7 @@ def violations(
     except TilePlanError as err:
         return (str(err),)
     family = option.family
-    reason = family.refuses(problem)
+    reason = _refused(family, problem)
     if reason is not None:
         return (reason,)
     if dev.kind == "gpu" and plan.num_warps == 0 and family.language == "tir":
@@ -264,7 +264,14 @@ def refusals(problem: Problem[Any], backend: Backend = "auto") -> list[str]:
     """Return why there is no plan for a problem, each reason once."""
     nothing_fits = f"no tile of any family fits the {problem.dev.label}"
     known = families(problem, backend)
-    return list(dict.fromkeys(f.refuses(problem) or nothing_fits for f in known))
+    return list(dict.fromkeys(_refused(f, problem) or nothing_fits for f in known))
+
+
+def _refused(family: Family, problem: Problem[Any]) -> str | None:
+    """Return why a family has no kernel for a problem: what no kernel of it does, or its own."""
+    if problem.work.head_columns and not family.norms_heads:
+        return "kernels of the family have no norm of heads behind a projection"
+    return family.refuses(problem)
 
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:

@@ -87,6 +87,8 @@ class MatmulShape:
         Whether x is normalised before a residual is added.
     row_slots : int
         Those of all activations of a row.
+    head_columns : int
+        Columns of those projections whose heads are normalised.
     """
 
     k: int
@@ -110,6 +112,7 @@ class MatmulShape:
     slots: int = 0
     row_slots: int = 0
     normed_first: bool = False
+    head_columns: int = 0
 
     @property
     def stored_bytes(self) -> float:
@@ -171,9 +174,9 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         contiguous = n_parts
         parts, layouts = 2, frozenset({work.layout})
     else:
-        parts = 2 if pairs and any(p.rope for p in work.outputs) else 1
+        parts = 2 if pairs and any(p.pairs for p in work.outputs) else 1
         n_parts = tuple(-(-p.columns // parts) for p in work.outputs)
-        runs = ((p, p.rope if pairs or _apart(p) else None) for p in work.outputs)
+        runs = ((p, p.pairs if pairs or _apart(p) else None) for p in work.outputs)
         contiguous = tuple(rope.distance if rope else p.columns for p, rope in runs)
         layouts = frozenset(p.layout for p in work.outputs)
     weights = work.outputs if isinstance(work, NormMatmul) else (work,)
@@ -203,6 +206,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         packed=packed,
         slots=_slots(work),
         row_slots=_row_slots(work),
+        head_columns=work.head_columns,
     )
 
 
@@ -224,7 +228,7 @@ def _own_slots(projection: Projection) -> int:
 
 def _apart(projection: Projection) -> bool:
     """Tell whether pairs of features are rotated that do not lie side by side."""
-    return projection.rope is not None and projection.rope.distance > 1
+    return projection.pairs is not None and projection.pairs.distance > 1
 
 
 def attention_size(work: Attention, size: Size) -> AttentionSize:

@@ -34,7 +34,8 @@ class FusedProjection:
     `args` are the operands of its steps, in order, residuals in their own shape.  `adapter` has A
     and B of what is added before them.  `angles` are the
     cosines and sines of a rotation, `after` bindings that move its result to where the graph wants
-    it.  `declined` has what else could not be taken along, and why.
+    it.  `declined` has what else could not be taken along, and why.  Where heads are normalised,
+    `gamma` has by what they are multiplied, and `plain` is the chain that ends in front of that.
     """
 
     linear: Linear
@@ -47,6 +48,8 @@ class FusedProjection:
     after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
     declined: tuple[tuple[str, Decline], ...] = ()
     adapter: tuple[KernelArg, ...] = ()
+    gamma: tuple[KernelArg, ...] = ()
+    plain: FusedProjection | None = None
 
 
 def epilogue(

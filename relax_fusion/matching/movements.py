@@ -32,18 +32,28 @@ class Moved:
     """A tensor that holds features of a projection, moved or repeated but not changed.
 
     `axes` says what each axis holds: rows, which are counted, or features, of which `start` is the
-    first.  `path` are the bindings from the projection to it.
+    first.  `path` are the bindings from the projection to it; `dims` its dimensions, where it is
+    seen in other ones than its variable has.
     """
 
     var: relax.Var
     axes: tuple[int | Features, ...]
     start: int = 0
     path: tuple[relax.Var, ...] = ()
+    dims: tuple[PrimExpr, ...] | None = None
 
     @property
     def shape(self) -> list[PrimExpr]:
         """The dimensions."""
-        return shape_of(self.var) or []
+        return list(self.dims) if self.dims is not None else shape_of(self.var) or []
+
+    def by_heads(self, width: int) -> Moved | None:
+        """Return it with an axis for the heads of `width` features in the last; None if not so."""
+        held, (*rows, last) = self.axes[-1], self.shape
+        runs = held if isinstance(held, tuple) else ()
+        axes = _cut(runs, [int(last) // width, width])
+        dims = (*rows, *(tirx.IntImm("int64", n) for n in (int(last) // width, width)))
+        return None if axes is None else replace(self, axes=(*self.axes[:-1], *axes), dims=dims)
 
     def features(self, axes: slice = slice(None)) -> np.ndarray:
         """Return the features that it holds, or those at the beginning of the other axes.

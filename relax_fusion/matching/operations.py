@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from tvm import relax
 
 from ..report.coverage import Kind
-from ..tvm_ir import SBlock
 from .activations import activation
 from .constants import binary, scalar
-from .expressions import found_in
 from .linear import linear
 from .movements import cut_of
+from .norm_rotation import norm_rotation_of
 from .norms import normalisation
 from .operators import OPERATORS, named
 from .pattern import BlockView, Refused, is_call
@@ -36,9 +35,6 @@ MOVES = {
 
 LOOKUPS = named("lookup", "gather")
 """Operators that move elements of what they look up in, unless that is a table that was given."""
-
-ROTATED = "rotated"
-"""The block of a PrimFunc of ours that normalises heads and rotates them."""
 
 _STATISTICS = tuple(f"relax.{name}" for name in ("mean", "variance", "std", "sum"))
 _BOUNDS = tuple(f"relax.{name}" for name in ("add", "maximum", "clip", "multiply", "divide"))
@@ -92,22 +88,14 @@ def _operation(view: BlockView, var: relax.Var) -> Operation | None:
         kind = KINDS[value.op.name]
         return Operation(kind, (var,)) if kind != "activation" or "float" in dtype_of(var) else None
     if is_call(value, "relax.call_tir"):
-        if rotates(view, value):
-            return Operation("rope", (var,))
+        if norm_rotation_of(view.mod, value) is not None:
+            return Operation("norm and rope", (var,))
         return Operation("matmul", (var,)) if _is_projection(view, var) else None
     for kind, read, written_out in _READ:
         covers = read(view, var)
         if covers is not None:
             return Operation(kind, (*(v for v in covers if v is not var), var), written_out)
     return None
-
-
-def rotates(view: BlockView, value: relax.Expr) -> bool:
-    """Tell whether a value is made by a kernel of ours that normalises heads and rotates them."""
-    if not is_call(value, "relax.call_tir"):
-        return False
-    blocks = found_in(view.mod[value.args[0]], SBlock)
-    return any(block.name_hint == ROTATED for block in blocks)
 
 
 def _is_projection(view: BlockView, var: relax.Var) -> bool:

@@ -43,12 +43,12 @@ def sum_prologues(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> li
     return [plain] if first is None else [first, plain]
 
 
-def built(found: Sequence[Prologue], build: Callable[[Prologue], Match]) -> list[Match]:
+def built(found: Sequence[Prologue], build: Callable[[Prologue], list[Match]]) -> list[Match]:
     """Return the matches of prologues of which there is one; refuse as the last of them."""
-    matches = []
+    matches = list[Match]()
     for before in found:
         try:
-            matches.append(build(before))
+            matches += build(before)
         except Refused:
             if before is found[-1]:
                 raise

@@ -179,6 +179,23 @@ def _out(
     return KernelOut(var, (source.rows, features), dtype or dtype_of(var))
 
 
+def norm_matmuls(
+    view: BlockView,
+    before: Prologue,
+    chains: Sequence[FusedProjection],
+    bounds: Mapping[str, int],
+    integers: bool = False,
+) -> list[Match]:
+    """Return the match of a prologue and its matmuls, as `norm_matmul` describes it.
+
+    If it normalises heads, there is another one, which leaves them to a kernel of their own.
+    """
+    every = [chains]
+    if any(c.plain for c in chains):
+        every.append([c.plain or c for c in chains])
+    return [norm_matmul(view, before, some, bounds, integers) for some in every]
+
+
 def norm_matmul(
     view: BlockView,
     before: Prologue,
@@ -219,6 +236,7 @@ def norm_matmul(
     args |= weights
     for index, chain in enumerate(chains):  # of any dtype
         args |= zip((f"cos{index}", f"sin{index}"), chain.angles, strict=False)
+        args |= zip((f"gamma{index}",), chain.gamma, strict=False)
     forms = {c.linear.form for c in chains}
     guard(len(forms) == 1, Reason.LAYOUT, "the weights are stored in different formats")
     out_dtypes = {c.out_dtype for c in chains}
@@ -254,5 +272,6 @@ def _spelling(before: Prologue, chains: Sequence[FusedProjection]) -> str:
     parts += ["packed"] if any(c.linear.packed for c in chains) else []
     parts += ["adapter"] if any(c.adapter for c in chains) else []
     parts += named(chains[0].projection.epilogue)
+    parts += ["norm of heads"] if any(c.gamma for c in chains) else []
     parts += ["rope"] if any(c.projection.rope for c in chains) else []
     return " ".join(parts)

@@ -15,9 +15,10 @@ import numpy as np
 from tvm import relax, tirx
 
 from ..errors import Reason
-from ..workload import Rope
+from ..workload import HeadNorm, Rope
 from .epilogue import FusedProjection, named
 from .movements import Moved, Run, moves, same_expr, through_views
+from .norm_rotation import head_norm, normed_rotation
 from .pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from .rotated_results import RotatedPart, after_the_kernel
 from .rotation import Rotation, rotation_of
@@ -53,9 +54,8 @@ def with_rope(
         return chain
     whole = Moved(chain.out, (*range(len(shape) - 1), (Run(n, 1),)))
     tensors = list(moves(view, whole))
-    parts = [
-        RotatedPart(t, found) for t in tensors if (found := rotation_of(view, t.var)) is not None
-    ]
+    looked_at = ((t, normed_rotation(view, t.var) or rotation_of(view, t.var)) for t in tensors)
+    parts = [RotatedPart(t, found) for t, found in looked_at if found is not None]
     if not parts:
         return chain
     try:
@@ -75,6 +75,7 @@ def _rotated(
     """Check that the rotations are one of heads at equal distances, and take them along."""
     tensors, parts = found
     steps = chain.projection.epilogue
+    norms = [head_norm(t.rotation) for t in parts]
     detail = f"the heads are rotated after {', '.join(named(steps))}; only a bias can come before"
     guard(steps in ((), ("bias",)), Reason.ATTRIBUTE, detail)
     angles = [_angles(view, t, bounds) for t in parts]
@@ -87,6 +88,7 @@ def _rotated(
             same and other == rope, Reason.SHAPE, "parts of a projection turn by different angles"
         )
     rope = _placed(rope, parts, chain.projection.columns)
+    gamma = _gamma(view, parts, norms, (rope, chain.projection.columns))
     _check_readers(view, (tensors, parts))
     covers = tuple(dict.fromkeys(v for t in parts for v in (*t.moved.path, *t.rotation.covers)))
     refuse_kept_roundings(view, (*chain.covers, *covers))
@@ -95,15 +97,46 @@ def _rotated(
     guard(not late, Reason.CYCLE, "the angles are computed from the kernel's own results")
     longer = replace(
         chain,
-        projection=replace(chain.projection, rope=rope),
+        projection=replace(chain.projection, rope=rope, head_norm=norms[0]),
         angles=(cos, sin),
+        gamma=gamma,
+        plain=chain if gamma else None,
     )
     return after_the_kernel(view, longer, (tensors, parts))
 
 
+def _gamma(
+    view: BlockView,
+    parts: list[RotatedPart],
+    norms: list[HeadNorm | None],
+    turned: tuple[Rope, int],
+) -> tuple[KernelArg, ...]:
+    """Return by what heads are multiplied, refusing norms that are not one of all features."""
+    (rope, n), gammas = turned, [t.rotation.heads[1] for t in parts if t.rotation.heads]
+    norm = norms[0]
+    one = {*norms} == {norm} and all(same_expr(view, g, gammas[0]) for g in gammas)
+    guard(one, Reason.SHAPE, "parts of a projection are normalised by different weights")
+    if norm is None:
+        return ()
+    detail = f"{rope.turned(n)} features of {n} are normalised, must be all"
+    guard(rope.turned(n) == n and n % norm.width == 0, Reason.LAYOUT, detail)
+    return (KernelArg(gammas[0], (norm.width,)),)
+
+
+def _as_heads(part: RotatedPart) -> Moved:
+    """Return a part whose last axis is a head, as which a norm of whole rows is rotated."""
+    heads, moved = part.rotation.heads, part.moved
+    if heads is None or not moved.shape or not heads[0].is_cut:
+        return moved
+    found = moved.by_heads(heads[0].head)
+    guard(found is not None, Reason.AXIS, f"{moved.var.name} has the features in another order")
+    assert found is not None
+    return found
+
+
 def _placed(rope: Rope, parts: list[RotatedPart], n: int) -> Rope:
     """Return a rotation with its heads, refusing those that are not at equal distances."""
-    starts = np.unique(np.concatenate([part.moved.features(slice(-1)) for part in parts]))
+    starts = np.unique(np.concatenate([_as_heads(part).features(slice(-1)) for part in parts]))
     first, width, count = int(starts[0]), rope.width, len(starts)
     stop = int(starts[-1]) + width
     detail = f"features {first} to {stop} are rotated; those before them from 0 on are not"
@@ -155,7 +188,7 @@ def _angles(
     view: BlockView, part: RotatedPart, bounds: Mapping[str, int]
 ) -> tuple[Rope, KernelArg, KernelArg]:
     """Read cosines and sines as matrices ``[positions, head_dim]``."""
-    moved, rotation = part.moved, part.rotation
+    moved, rotation = _as_heads(part), part.rotation
     axes, shape = moved.axes, moved.shape
     held = axes[-1]
     lanes = isinstance(held, tuple) and len(held) == 1 and held[0].step == 1
@@ -171,9 +204,9 @@ def _angles(
     dtype = check_dtype(next(iter(dtypes)), "the angles")
     end = shape_of(rotation.end)
     guard(
-        same_shape(end, shape),
+        same_shape(end, part.moved.shape),
         Reason.SHAPE,
-        f"{shape_text(shape)} is rotated to {shape_text(end or [])}",
+        f"{shape_text(part.moved.shape)} is rotated to {shape_text(end or [])}",
     )
     same = dtype_of(rotation.end) == dtype_of(moved.var)
     detail = f"{rotation.end.name} is {dtype_of(rotation.end)}, the matmul {dtype_of(moved.var)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tvm import relax
 
@@ -13,6 +13,9 @@ from .movements import cut_of
 from .operators import VIEWS
 from .pattern import BlockView, Definitions, PrimExpr, is_call
 from .shapes import dtype_of, same_shape, shape_of
+
+if TYPE_CHECKING:
+    from .norm_rotation import NormRotation
 
 Pairing = Literal["halves", "neighbours"]
 
@@ -29,6 +32,7 @@ class Rotation:
 
     `covers` are its bindings, `end` among them.  Elements are paired by halves or with their
     neighbours; `by_pair` tells that there is an angle for each pair, else for each element.
+    `heads` is what a PrimFunc does that normalises heads before it rotates them, and its gamma.
     """
 
     source: relax.Expr
@@ -38,6 +42,7 @@ class Rotation:
     end: relax.Var
     pairing: Pairing = "halves"
     by_pair: bool = False
+    heads: tuple[NormRotation, relax.Expr] | None = None
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,8 @@ class Round:
     def _decline_best(self, found: Selection) -> None:
         """Tell of each chain that is declined in all of its forms why the best of them is.
 
-        What the user has switched off is told in any case.
+        So is told why a kernel does not normalise the heads that it makes.  What the user has
+        switched off is told in any case.
         """
         best: dict[tuple[int, int], tuple[Proposal, Decline]] = {}
         forms = {p.order for p in (*found.taken, *(loser for loser, _ in found.lost))}
@@ -218,6 +219,8 @@ class Round:
                 continue
             known = best.get(proposal.order)
             if proposal.order in forms:
+                if proposal.match.workload.head_columns:
+                    self.record.left_apart(proposal, decline)
                 continue
             if known is None or saved_s(decline) > saved_s(known[1]):
                 best[proposal.order] = proposal, decline

@@ -121,7 +121,7 @@ class FuseGatedFFN(FusingPass):
         covers = (*reshapes, *g.covers, *u.covers, *between, *act.covers, *behind, var)
         found = _prologues(view, x, {g.linear.var, u.linear.var, *reshapes})
         return built(
-            found, lambda before: self._build(view, var, (g, u), act.name, (before, covers))
+            found, lambda before: [self._build(view, var, (g, u), act.name, (before, covers))]
         )
 
     def _build(
@@ -194,7 +194,7 @@ class FuseGatedFFN(FusingPass):
         if normed is not None and len(readers_of(view, normed.var)) > 1:
             return None  # FuseRMSNormMatmul takes all readers of a norm together
         found = _prologues(view, lin.x, {lin.var})
-        matches = built(found, lambda before: self._projected(view, lin, before))
+        matches = built(found, lambda before: [self._projected(view, lin, before)])
         return [replace(m, spelling=f"plain MLP: {m.spelling}") for m in matches]
 
     def _projected(self, view: BlockView, lin: Linear, before: Prologue) -> Match:

@@ -13,7 +13,7 @@ from ..matching.linear import Linear, linear
 from ..matching.operations import KINDS, MOVES
 from ..matching.pattern import BlockView, Match, guard
 from ..matching.post_norms import built, sum_prologues
-from ..matching.projections import Prologue, fused_projections, norm_matmul
+from ..matching.projections import Prologue, fused_projections, norm_matmuls
 from ..matching.shapes import dtype_of
 from ..workload import INTEGER_DTYPES
 from .driver import FusingPass
@@ -61,13 +61,13 @@ class FuseMatmulEpilogue(FusingPass):
             found = found[-1:]
         return built(found, lambda before: self._build(view, lin, before))
 
-    def _build(self, view: BlockView, lin: Linear, before: Prologue) -> Match:
-        """Describe the kernel of a projection, and of the steps behind it."""
+    def _build(self, view: BlockView, lin: Linear, before: Prologue) -> list[Match]:
+        """Describe the kernels of a projection, and of the steps behind it."""
         (chain,) = fused_projections(view, [lin], {*before.covers}, self.options.bounds)
         integers = self.options.backend != "tir"
         if integers and dtype_of(lin.x) in INTEGER_DTYPES:
             _check_integers(view, chain)
-        return norm_matmul(view, before, [chain], self.options.bounds, integers)
+        return norm_matmuls(view, before, [chain], self.options.bounds, integers)
 
 
 def _check_integers(view: BlockView, chain: FusedProjection) -> None:

@@ -14,7 +14,7 @@ from ..matching.post_norms import built, prologues
 from ..matching.projections import (
     fused_projections,
     made_by,
-    norm_matmul,
+    norm_matmuls,
     readers_of,
 )
 from ..matching.shapes import dtype_of
@@ -58,12 +58,15 @@ class FuseRMSNormMatmul(FusingPass):
     pairs may be neighbours; heads of queries, keys and values may come in turns, as in
     ``R.split(R.reshape(qkv, [b, s, heads, 3 * d]), 3, axis=-1)``; angles may be one for each pair.
 
+    An RMSNorm of heads, or of whole rows, in front of the rotation is taken along on CPUs, where
+    `FuseNormRotation` has made one PrimFunc of both.
+
     Heads stay unrotated, and the report says why, when:
         an unrotated one is read elsewhere; angles differ between heads, or are the same along a
         later dimension of the rows than they differ in; the rotated heads are not the first ones of
         the projection or of each turn, or do not divide into what is rotated of them; parts of a
-        projection turn by different angles; an activation or a residual comes before; the result
-        has another dtype than the matmul.
+        projection turn by different angles, or are normalised by different weights; an activation
+        or a residual comes before; the result has another dtype than the matmul.
 
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read
@@ -90,4 +93,4 @@ class FuseRMSNormMatmul(FusingPass):
             return None
         chains = fused_projections(view, linears, made_by(view, normed), self.options.bounds)
         found = prologues(view, normed, {v for lin in linears for v in lin.covers})
-        return built(found, lambda before: norm_matmul(view, before, chains, self.options.bounds))
+        return built(found, lambda before: norm_matmuls(view, before, chains, self.options.bounds))

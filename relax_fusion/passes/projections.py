@@ -9,10 +9,10 @@ from tvm import relax
 
 from ..matching.epilogue import FusedProjection
 from ..matching.linear import Linear, linear
-from ..matching.operations import rotates
+from ..matching.norm_rotation import norm_rotation_of
 from ..matching.pattern import BlockView, Match, is_call
 from ..matching.post_norms import built, sum_prologues
-from ..matching.projections import Prologue, fused_projections, norm_matmul, readers_of
+from ..matching.projections import Prologue, fused_projections, norm_matmuls, readers_of
 from .driver import FusingPass
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.nn.attention")
@@ -64,9 +64,9 @@ class FuseProjections(FusingPass):
             lambda before: self._build(view, together, before),
         )
 
-    def _build(self, view: BlockView, together: list[Linear], before: Prologue) -> Match:
+    def _build(self, view: BlockView, together: list[Linear], before: Prologue) -> list[Match]:
         chains = self._alike(view, together, {*before.covers})
-        return norm_matmul(view, before, chains, self.options.bounds)
+        return norm_matmuls(view, before, chains, self.options.bounds)
 
     def _alike(
         self, view: BlockView, together: list[Linear], made: set[relax.Var]
@@ -85,7 +85,10 @@ def _others(view: BlockView, first: Linear) -> Iterator[Linear]:
     for binding in view.bindings[view.index[first.var] + 1 :]:
         key = hash(binding.var)
         if key in needing:
-            if is_call(binding.value, *_KERNELS) and not rotates(view, binding.value):
+            if (
+                is_call(binding.value, *_KERNELS)
+                and norm_rotation_of(view.mod, binding.value) is None
+            ):
                 return
             needing.update(map(hash, view.uses(binding.var)))
         elif key in same:

@@ -66,6 +66,15 @@ class Record:
         about = tuple(out.var for out in proposal.match.outs)
         self._tell(proposal.pattern, proposal.at, decline, about, proposal.match)
 
+    def left_apart(self, proposal: Proposal, decline: Decline) -> None:
+        """Note why a kernel is made in a form that takes less along than was proposed."""
+        match = proposal.match
+        chain = tuple(v.name for v in match.covers)
+        told = Decision(
+            proposal.pattern, "", self.function, match.where, decline=decline, chain=chain
+        )
+        self._enter(proposal.at, (), told)
+
     def lost(self, loser: Proposal, winner: Proposal) -> None:
         """Note to which kernel bindings went that a pass proposed to take."""
         if loser.order == winner.order:

@@ -15,14 +15,23 @@ from ..workload.values import Op, parts
 from .decision import Decision
 
 Kind = Literal[
-    "matmul", "norm", "softmax", "attention", "rope", "activation", "convolution", "routing"
+    "matmul",
+    "norm",
+    "softmax",
+    "attention",
+    "rope",
+    "norm and rope",
+    "activation",
+    "convolution",
+    "routing",
 ]
 
 CHAINS = ("projection", "norm -> projection", "projection -> activation", "rope", "attention")
 """The chains that `Coverage` counts. A projection is a matmul with a weight. The second is a norm
 that a projection reads, the third an activation of a projection's result, a gate's among them; only
 moves of elements, casts and biases may stand between. The last are rotations, where those that one
-kernel makes of one projection's result count once, and softmaxes between matmuls."""
+kernel makes of one projection's result count once, and softmaxes between matmuls. A kernel of ours
+that normalises heads and rotates them, apart from their projection's, is one of a rotation, too."""
 
 
 IS_OFF = " is switched off"
@@ -32,14 +41,15 @@ name."""
 
 @dataclass(frozen=True)
 class Leftover:
-    """An operation that transformers are made of, and that no kernel of ours computes.
+    """An operation that transformers are made of, and that no kernel of a chain computes.
 
     Parameters
     ----------
     function, where : str
         The Relax function, and the variable that the operation defines.
     kind : Kind
-        What it is; "attention" is the operator, "routing" a choice of the largest, as of experts.
+        What it is; "attention" is the operator, "routing" a choice of the largest, as of experts,
+        "norm and rope" one kernel of ours, which is apart from that of the heads' projection.
     reason : str
         Why it was left: the refusal of a pass, or what stands around it.
     chain : str
@@ -160,7 +170,10 @@ def coverage_of(
         if decision.fused and decision.workload is not None:
             found.setdefault(decision.function, Counter()).update(_chains_of(decision.workload))
     for leftover in leftovers:
-        left.setdefault(leftover.function, Counter())[leftover.chain] += 1
+        ours_apart = leftover.kind == "norm and rope"
+        (found if ours_apart else left).setdefault(leftover.function, Counter())[
+            leftover.chain
+        ] += 1
     coverage = []
     for name in dict.fromkeys([*calls, *found, *left]):
         ours, others = found.get(name, Counter()), left.get(name, Counter())

@@ -43,6 +43,7 @@ BY_KIND = {
     "R.nn.attention, with nothing else reading the scores.",
     "attention": "Use a form of R.nn.attention that the reason names.",
     "rope": "Rotate the result of a projection directly, with cosines and sines as operands.",
+    "norm and rope": "Nothing, or what the reason names: one kernel of ours computes both.",
     "convolution": "Use one group, or more than one channel in each, and a layout that begins with "
     "the results, so that it is a matmul of patches.",
     "routing": "Nothing: no kernel chooses the largest.",

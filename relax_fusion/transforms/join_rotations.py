@@ -10,10 +10,8 @@ from tvm import ir, relax, s_tir, tirx
 from ..compute.ranges import root_of
 from ..matching.bindings import items_of
 from ..matching.effects import IN_PLACE, free_vars
-from ..matching.expressions import found_in
-from ..matching.operations import ROTATED
+from ..matching.norm_rotation import norm_rotation_of, without_mark
 from ..matching.pattern import is_call
-from ..tvm_ir import SBlock
 from .modules import functions_of
 
 _NAME = "rms_norm_rotations"
@@ -80,7 +78,7 @@ def _rotates(binding: relax.Binding, mod: ir.IRModule) -> bool:
         return False
     if len(value.args) > 2 or not isinstance(binding.var.ty, relax.TensorType):
         return False
-    return any(block.name_hint == ROTATED for block in found_in(mod[value.args[0]], SBlock))
+    return norm_rotation_of(mod, value) is not None
 
 
 def _in_front(
@@ -124,4 +122,4 @@ def _both(first: tirx.PrimFunc, second: tirx.PrimFunc) -> tirx.PrimFunc:
     func = tirx.PrimFunc(
         [*given, *others, result, other], root_of(body, buffers), first.ret_type, first.attrs
     )
-    return func.without_attr("global_symbol")
+    return without_mark(func.without_attr("global_symbol"))

@@ -25,6 +25,7 @@ _ASKED = {
     "softmax": ("FuseAttentionChain",),
     "attention": ("FuseAttentionChain",),
     "rope": ("FuseRMSNormMatmul", "FuseMatmulEpilogue"),
+    "norm and rope": ("FuseRMSNormMatmul", "FuseProjections", "FuseMatmulEpilogue"),
     "activation": ("FuseGatedFFN", "FuseMatmulEpilogue"),
     "convolution": ("FuseMatmulEpilogue",),
     "routing": (),
@@ -113,6 +114,7 @@ class _Looker:
             "softmax": self._softmax,
             "attention": lambda _: ("the pass did not see it", "attention"),
             "rope": self._rope,
+            "norm and rope": self._norm_and_rope,
             "activation": self._activation,
             "convolution": self._convolution,
             "routing": self._routing,
@@ -126,7 +128,8 @@ class _Looker:
             if in_branch:
                 reason = "it stands in a branch of a condition, which no pass looks into"
             elif refusal is not None:
-                reason = f"{refusal.pattern}: {refusal.decline}"
+                apart = f"{reason}; " if found.kind == "norm and rope" else ""
+                reason = f"{apart}{refusal.pattern}: {refusal.decline}"
             elif off := [name for name in _asked(found.kind, chain) if name in self.disabled]:
                 reason = f"{off[0]}{IS_OFF}"
             yield Leftover(function, found.var.name, found.kind, reason, chain)
@@ -191,13 +194,6 @@ class _Looker:
 
     def _rope(self, found: Operation) -> tuple[str, str]:
         """Say what is rotated, what both products of the sum are made of, and why it was left."""
-        value = self.view.defs[found.var]
-        if is_call(value, "relax.call_tir"):
-            made = self.around.maker(value.args[1].fields[0])
-            return (
-                f"a kernel of its own computes it and the norm in front, of what {made} made",
-                "rope",
-            )
         ends = (
             self.view.call(v, "relax.add", "relax.subtract") for v in (found.var, *found.covers)
         )
@@ -215,6 +211,11 @@ class _Looker:
             return f"FuseNormRotation{IS_OFF}", "rope"
         what = f"it turns what {self.around.maker(rotated)} made{_behind(steps)}"
         return what + self._why_not_rotated(rotated, source), "rope"
+
+    def _norm_and_rope(self, found: Operation) -> tuple[str, str]:
+        """Say of whose result a kernel of ours normalises and rotates the heads."""
+        made = self.around.maker(self.view.defs[found.var].args[1].fields[0])
+        return f"one kernel normalises and rotates the heads of what {made} made", "rope"
 
     def _why_not_rotated(self, made: relax.Expr, source: relax.Expr | None) -> str:
         """Say why neither the kernel that `made` a tensor nor one of a norm rotates `source`."""

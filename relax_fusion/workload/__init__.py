@@ -14,7 +14,16 @@ from .base import Atom
 from .chain import Chain
 from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
-from .epilogues import EPILOGUE_STEPS, Norm, PostNorm, Step, operand_name, operand_names, per_rows
+from .epilogues import (
+    EPILOGUE_STEPS,
+    HeadNorm,
+    Norm,
+    PostNorm,
+    Step,
+    operand_name,
+    operand_names,
+    per_rows,
+)
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
@@ -22,11 +31,11 @@ from .norm_matmul import (
     Adapter,
     NormMatmul,
     Projection,
-    Rope,
     WeightLayout,
     narrow_matmuls,
 )
 from .operators import ACTIVATIONS
+from .rope import Rope
 
 Workload = NormMatmul | GatedFFN | Attention | Chain
 
@@ -47,6 +56,7 @@ __all__ = [
     "GatedFFN",
     "Graph",
     "HeadLayout",
+    "HeadNorm",
     "Heads",
     "Lengths",
     "MaskDims",

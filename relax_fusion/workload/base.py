@@ -81,6 +81,11 @@ class Described:
         return False
 
     @property
+    def head_columns(self) -> int:
+        """Columns of projections whose heads are normalised."""
+        return 0
+
+    @property
     def is_packed(self) -> bool:
         """Whether weights are stored as words."""
         return False

@@ -13,10 +13,11 @@ from .attention import Attention, Heads, Lengths
 from .chain import Chain
 from .dims import Dim, DynamicDim
 from .dtypes import DTYPE_BYTES
-from .epilogues import EPILOGUE_STEPS, per_rows
+from .epilogues import EPILOGUE_STEPS, HeadNorm, per_rows
 from .gated_ffn import GatedFFN
-from .norm_matmul import Adapter, NormMatmul, Projection, Rope
+from .norm_matmul import Adapter, NormMatmul, Projection
 from .operators import ACTIVATIONS
+from .rope import Rope
 
 _SIZES = ("k", "r", "n", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
 _DIMS = ("rows", "batch", "q_len", "kv_len")
@@ -131,14 +132,21 @@ def _wrong_projection(projection: Projection, rows: Dim) -> Iterator[str]:
     yield from _unknown(projection.epilogue, rows)
     if projection.adapter is not None:
         yield from _wrong_adapter(projection.adapter, projection)
-    if rope is None:
+    norm = projection.head_norm
+    if rope is None and norm is None:
         return
+    step = "a rotation" if norm is None else "a norm of heads"
     if isinstance(n, DynamicDim):
-        yield f"n of a projection is {n.name}, must be a number where heads are rotated"
+        yield f"n of a projection is {n.name}, must be a number in front of {step}"
         return
     if projection.epilogue not in ((), ("bias",)):
-        yield f"steps are {shown(projection.epilogue)}, only a bias can come before a rotation"
-    yield from _wrong_rope(rope, n)
+        yield f"steps are {shown(projection.epilogue)}, only a bias can come before {step}"
+    if rope is not None:
+        yield from _wrong_rope(rope, n)
+    if norm is not None:
+        yield from _wrong_head_norm(norm, rope.head_dim if rope else 1, n)
+        if projection.adapter is not None:
+            yield "a projection with an adapter has a norm of heads, must have none"
 
 
 def _wrong_adapter(adapter: Adapter, projection: Projection) -> Iterator[str]:
@@ -169,6 +177,15 @@ def _wrong_rope(rope: Rope, n: int) -> Iterator[str]:
     elif rope.features % rope.head_dim or not 0 < rope.features <= period:
         sizes = f"{rope.features} of {period} features"
         yield f"{sizes} are rotated, must be whole heads of {rope.head_dim}"
+
+
+def _wrong_head_norm(norm: HeadNorm, head: int, n: int) -> Iterator[str]:
+    """Yield what is wrong with a norm of heads, of which one has so many features."""
+    if not isinstance(norm.width, int) or norm.width < 1 or n % norm.width or norm.width % head:
+        sizes = f"must be whole heads of {head} and divide n={n}"
+        yield f"width of a norm is {shown(norm.width)}, {sizes}"
+    if not isfinite(norm.eps):
+        yield f"eps of a norm is {norm.eps}, must be finite"
 
 
 def _unknown(steps: Any, rows: Dim) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .builder import GraphBuilder, Handle
 from .dims import Dim
@@ -122,9 +122,54 @@ class Norm:
 
     def __repr__(self) -> str:
         """Return the fields, of which the last two are left out if unused: keys are made of it."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = (f"{k}={v!r}" for k, v in found.items() if k not in ("first", "each") or v)
-        return f"Norm({', '.join(given)})"
+        return text_of(self, "first", "each")
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """An RMSNorm of the heads that a projection makes, or of each whole row of its result.
+
+    Parameters
+    ----------
+    width : int
+        Features that are normalised together: those of a head, or all of the projection.
+    eps : float
+        Added to the mean square.
+    unit_offset : bool
+        Whether heads are multiplied by ``1 + gamma``.
+    rounds : bool
+        Whether what is normalised is rounded to the dtype of the results before it is rotated.
+    """
+
+    width: int
+    eps: float
+    unit_offset: bool = False
+    rounds: bool = False
+
+
+def text_of(record: Any, *last: str) -> str:
+    """Return the text of a dataclass, of which some fields are left out where they are unused."""
+    found = {f.name: getattr(record, f.name) for f in fields(record)}
+    given = (f"{k}={v!r}" for k, v in found.items() if k not in last or v)
+    return f"{type(record).__name__}({', '.join(given)})"
+
+
+def head_normalised(
+    g: GraphBuilder, norm: HeadNorm, element: tuple[Expr, tuple[Axis, Axis]], dtype: str, index: int
+) -> Expr:
+    """Write down the norm of the heads behind a matmul; return a normalised element."""
+    value, (i, j) = element
+    before = g.map(f"unnormed{index}", (i, j), value, "float32")
+    width, columns = norm.width, j.size
+    assert isinstance(columns, int), "heads have a number of features"
+    head, lane = Axis("head", columns // width), Axis("lane", width)
+    own = before[i, head * width + lane]
+    square = g.sum(f"head_sum{index}", (i, head), (lane,), own * own)
+    gamma = g.input(f"gamma{index}", (width,), dtype)[j % width]
+    mean = square[i, At(((j.name, 1),), div=width)] / Size(width)
+    factor: Expr = gamma + 1.0 if norm.unit_offset else gamma
+    normed = before[i, j] * apply("rsqrt", mean + norm.eps) * factor
+    return g.map(f"normed{index}", (i, j), normed, dtype, True)[i, j] if norm.rounds else normed
 
 
 def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:

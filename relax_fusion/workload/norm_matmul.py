@@ -11,81 +11,17 @@ from .base import Atom, Described
 from .builder import GraphBuilder, Handle
 from .dims import PRICED_COLUMNS, Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator, step_dtype
-from .epilogues import Norm, Step, epilogue, normalised
+from .epilogues import HeadNorm, Norm, Step, epilogue, head_normalised, normalised, text_of
 from .formats import Packed
 from .graph import Graph
 from .roofline import Sizes
-from .values import Axis, AxisValue, Const, Expr, Read
+from .rope import Rope, rotated
+from .values import Axis, Const, Expr, Read
 
 if TYPE_CHECKING:
     from .gated_ffn import GatedFFN
 
 WeightLayout = Literal["nk", "kn"]
-
-
-@dataclass(frozen=True)
-class Rope:
-    """A rotation of pairs of features by angles that depend on the row (rotary embedding).
-
-    The features are heads of width `head_dim`, of which the first `rotary_dim` features turn::
-
-        out[a] = x[a] * cos[row, a] - x[b] * sin[row, a]
-        out[b] = x[b] * cos[row, b] + x[a] * sin[row, b]
-
-    for each pair (a, b) of features of a head; the others stay as they are.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width of a head; even.
-    features : int
-        How many features, from the first on, hold heads that are rotated; a multiple of `head_dim`.
-        Those behind them (the values of a merged projection) stay as they are.
-    dtype : str
-        Of the cosines and sines, two tensors ``[positions, rotary_dim]``.
-    positions : Dim, optional
-        Rows of those tensors, where row i of the result takes row ``i % positions`` of them (the
-        sequence length, for rows of several sequences).  None: as many as the result has.
-    rotary_dim : int, optional
-        How many features of a head are rotated, from its first on; even.  None: all.
-    pairing : {"halves", "neighbours"}
-        Whether feature j is paired with ``j + rotary_dim / 2``, the order of Hugging Face
-        checkpoints, or 2j with 2j + 1 ("interleaved", the order of GPT-J, GLM and Cohere).
-        `rotary_dim` divides `head_dim` where it is by halves.
-    period : int, optional
-        Where heads of queries, keys and values come in turns, features from one turn to the next,
-        and `features` counts within a turn.  None: the whole projection is one turn.
-    by_pair : bool
-        Whether the cosines and sines are ``[positions, rotary_dim / 2]``, one for each pair.
-    """
-
-    head_dim: int
-    features: int
-    dtype: str
-    positions: Dim | None = None
-    rotary_dim: int | None = None
-    pairing: Literal["halves", "neighbours"] = "halves"
-    period: int | None = None
-    by_pair: bool = False
-
-    @property
-    def width(self) -> int:
-        """How many features of a head are rotated."""
-        return self.rotary_dim or self.head_dim
-
-    @property
-    def distance(self) -> int:
-        """Distance between the features of a pair."""
-        return self.width // 2 if self.pairing == "halves" else 1
-
-    @property
-    def columns(self) -> int:
-        """Columns of the cosines and sines."""
-        return self.width // 2 if self.by_pair else self.width
-
-    def turned(self, n: int) -> int:
-        """Return how many of `n` features turn."""
-        return n // (self.period or n) * self.features // self.head_dim * self.width
 
 
 @dataclass(frozen=True)
@@ -130,6 +66,9 @@ class Projection:
         How the weight is stored, where it takes fewer bits than its dtype has.
     adapter : Adapter, optional
         What is added to the product, before the steps.
+    head_norm : HeadNorm, optional
+        A norm of heads, after the epilogue, which then has no step but a bias, and before the
+        rotation.
     """
 
     n: Dim
@@ -138,11 +77,26 @@ class Projection:
     rope: Rope | None = None
     packed: Packed | None = None
     adapter: Adapter | None = None
+    head_norm: HeadNorm | None = None
+
+    def __repr__(self) -> str:
+        """Return the fields, of which the last is left out if it is None: keys are made of it."""
+        return text_of(self, "head_norm")
 
     @property
     def columns(self) -> int:
         """Output features, or for how many it is priced."""
         return extent(self.n, PRICED_COLUMNS)
+
+    @property
+    def pairs(self) -> Rope | None:
+        """The rotation of what the matmul makes; None where a norm of heads is in between."""
+        return self.rope if self.head_norm is None else None
+
+    @property
+    def product(self) -> Projection:
+        """The matmul without the norm of heads, and the rotation behind that."""
+        return self if self.head_norm is None else replace(self, rope=None, head_norm=None)
 
 
 @dataclass(frozen=True)
@@ -183,9 +137,16 @@ class NormMatmul(Described):
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the norm, and the matmuls with what follows them; of one alone, a rotation.
 
-        A matmul alone is the rule's for generic matmuls then, which makes of it what a pass would.
+        Norms of heads have one kernel behind that of all else.  A matmul alone is the rule's for
+        generic matmuls then, which makes of it what a pass would.
         """
         rows = extent(self.rows, sizes["rows"])
+        if self.head_columns:
+            found = tuple(p.product for p in self.outputs)
+            heads = rows * self.head_columns
+            moved = 2 * heads * DTYPE_BYTES[self.out_dtype]
+            products = Atom(0, replace(self, outputs=found), rows)
+            return [products, Atom(moved, normalised=heads)]
         each, norm, rope = rows * self.k * DTYPE_BYTES[self.dtype], self.norm, self.outputs[0].rope
         if self._is_alone:
             turned = rope.turned(self.n) if rope else 0
@@ -201,6 +162,11 @@ class NormMatmul(Described):
     def _is_alone(self) -> bool:
         """Whether no pass is left that fuses a part of it."""
         return self.norm is None and len(self.outputs) == 1 and not self.is_adapted
+
+    @property
+    def head_columns(self) -> int:
+        """Columns of the projections whose heads are normalised."""
+        return sum(p.columns for p in self.outputs if p.head_norm is not None)
 
     @property
     def is_adapted(self) -> bool:
@@ -256,12 +222,14 @@ class NormMatmul(Described):
             value = value + product(g, (low, i, r, j), up, self.dtype, f"{index}_b")
         steps, dtype = projection.epilogue, step_dtype(self.dtype)
         value = epilogue(g, steps, (value, (i, j)), dtype, index)
+        if projection.head_norm is not None:
+            value = head_normalised(g, projection.head_norm, (value, (i, j)), self.out_dtype, index)
         if projection.rope is None:
             g.output(g.map(out, (i, j), value, self.out_dtype))
             return
         unrotated = g.map(f"unrotated{index}", (i, j), value, "float32")
         result = g.tensor(out, (i.size, j.size), self.out_dtype)
-        _rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
+        rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
 
 
 def post_norm_apart(work: NormMatmul | GatedFFN, rows: int) -> list[Atom]:
@@ -291,35 +259,3 @@ def product(
     w = g.input(f"w{index}", shape, dtype, packed)
     factor = w[j, k] if layout == "nk" else w[k, j]
     return g.sum(f"acc{index}", (i, j), (k,), x[i, k] * factor, accumulator(dtype))[i, j]
-
-
-def _rotated(
-    g: GraphBuilder, rope: Rope, tensors: tuple[Handle, Handle], sizes: tuple[Axis, int], index: int
-) -> None:
-    """Write down the rotation of some features, and the rest as it is."""
-    (before, out), (i, n) = tensors, sizes
-    positions = None if rope.positions is None else renamed(rope.positions, f"positions{index}")
-    shape = (i.size if positions is None else positions, rope.columns)
-    cos, sin = (g.input(f"{name}{index}", shape, rope.dtype) for name in ("cos", "sin"))
-    row = i + 0 if positions is None else i % positions
-    period = rope.period or n
-    turns = [Axis("turn", n // period)] if period < n else []
-    head, half = Axis("head", rope.features // rope.head_dim), Axis("half", 2)
-    t = Axis("t", rope.width // 2)
-    first = sum((turn * period for turn in turns), head * rope.head_dim)
-    step = 1 if rope.pairing == "halves" else 2
-    own = first + half * rope.distance + t * step
-    other = first + half * -rope.distance + t * step + rope.distance
-    lane = t + 0 if rope.by_pair else half * rope.distance + t * step
-    sign = AxisValue("half") * 2.0 - 1.0
-    turned = before[i, own] * cos[row, lane] + sign * before[i, other] * sin[row, lane]
-    g.part(out[i, own], (i, *turns, head, half, t), turned)
-    g.output(out)
-    if rope.width < rope.head_dim:
-        kept = Axis("kept", rope.head_dim - rope.width)
-        place = first + kept + rope.width
-        g.part(out[i, place], (i, *turns, head, kept), before[i, place])
-    if rope.features < period:
-        rest = Axis("rest", period - rope.features)
-        place = sum((turn * period for turn in turns), rest + rope.features)
-        g.part(out[i, place], (i, *turns, rest), before[i, place])

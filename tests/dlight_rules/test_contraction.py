@@ -17,9 +17,18 @@ from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.workload import GatedFFN, Norm, NormMatmul
+from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul
 
-from ..support.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
+from ..support.contraction_cases import (
+    BASE,
+    DYNAMIC_ROWS,
+    GATED,
+    THREE,
+    Case,
+    cases,
+    dynamic_works,
+    head_cases,
+)
 from ..support.quick import loaded, quick_host, quickly
 from ..support.slow import sampled
 from .compiled import cuda, cuda_source, divergent_barriers, kernels, scheduled, shared_bytes
@@ -55,12 +64,19 @@ def check(case: Case, library: tvm.runtime.Module) -> None:
     case.check(arrays, [o.numpy() for o in outs])
 
 
-@pytest.mark.parametrize("case", sampled(cases(), 4), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*sampled(cases(), 4), *sampled(head_cases(), 3)], ids=lambda case: case.name
+)
 def test_numbers(case: Case) -> None:
     check(case, built(case.work, PlanTable.single(spread(case.work, False, case.rows))))
 
 
-@pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
+HEADS = replace(head_cases()[0].work, rows=DynamicDim("rows"))
+
+
+@pytest.mark.parametrize(
+    "work", [*dynamic_works().values(), HEADS], ids=[*dynamic_works(), "heads"]
+)
 def test_dynamic_rows_in_every_range(work: Work) -> None:
     library = built(work, ranges(work, gpu=False))
     for rows in DYNAMIC_ROWS:

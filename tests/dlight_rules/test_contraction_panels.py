@@ -19,16 +19,16 @@ from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Projection, WeightLayout
 
 from ..support.chains import Chain, module
-from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
+from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works, head_cases
 from ..support.slow import sampled
 from .compiled import scheduled
 from .test_contraction import Work, built, check
 
-BY_NAME = {case.name: case for case in cases()}
+BY_NAME = {case.name: case for case in [*cases(), *head_cases()]}
 NAMES = [
     name
     for name in BY_NAME
-    if re.search(r"three|rope|merged|mixed|residual|silu|_kn_4|_nk_4|layer|odd", name)
+    if re.search(r"three|rope|merged|mixed|residual|silu|_kn_4|_nk_4|layer|odd|heads", name)
 ]
 
 

@@ -22,7 +22,7 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.matching.expressions import found_in, substitute, variables_of
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
 
-from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case
+from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, normed
 from ..support.slow import sampled
 from .compiled import library_of, scheduled
 from .test_contraction import Work, built, check
@@ -57,6 +57,9 @@ WORKS = {
     "three": replace(BASE, outputs=(projection(24), projection(8, "bias"), projection(16))),
     "residual": replace(BASE, outputs=(projection(24, "bias", "residual"),)),
     "rope": replace(BASE, outputs=(projection(24, rope=Rope(8, 16, "float32")),)),
+    "heads": replace(
+        BASE, outputs=(normed(projection(24, rope=Rope(8, 24, "float32")), 8), projection(8))
+    ),
     "merged": GATED,
     "separate": replace(GATED, merged=False, activation="gelu_tanh"),
     "float16": replace(BASE, dtype="float16", out_dtype="float16"),

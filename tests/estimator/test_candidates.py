@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from relax_fusion.errors import GraphError
+from relax_fusion.errors import GraphError, Reason
 from relax_fusion.estimator import candidates, choose, footprint, violations
 from relax_fusion.estimator.prediction import next_power, power_dividing
 from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device, generic_cpu
-from relax_fusion.workload import Attention, Heads, NormMatmul, Projection, Rope
+from relax_fusion.workload import Attention, HeadNorm, Heads, NormMatmul, Projection, Rope
 
 from ..support.estimator_cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
 
@@ -128,6 +129,18 @@ ROPES = [
 ]
 
 
+NORM = HeadNorm(16, 1e-5)
+NORMS = [
+    (replace(NORM, width=12), "width of a norm is 12, must be whole heads of 8 and divide n=48"),
+    (replace(NORM, width=32), "width of a norm is 32, must be whole heads of 8 and divide n=48"),
+    (replace(NORM, eps=math.inf), "eps of a norm is inf, must be finite"),
+]
+
+
+def normed(norm: HeadNorm) -> NormMatmul:
+    return replace(MATMUL, outputs=(Projection(48, "nk", (), ROPE, head_norm=norm),))
+
+
 def turned(rope: Rope) -> NormMatmul:
     return replace(MATMUL, outputs=(Projection(48, "nk", (), rope),))
 
@@ -152,6 +165,7 @@ def turned(rope: Rope) -> NormMatmul:
         (replace(MATMUL, dtype="float99"), "dtype is 'float99', must be of float64, float32"),
         (replace(MATMUL, outputs=(Projection(9, "nk", (), Rope(4, 8, "float32")),)), "whole heads"),
         *((turned(rope), sentence) for rope, sentence in ROPES),
+        *((normed(norm), sentence) for norm, sentence in NORMS),
         (replace(HEADS, q_heads=5), "kv_heads is 2, does not divide q_heads=5"),
         (replace(HEADS, kv_heads=0), "kv_heads is 0, must be an integer from 1 on"),
         (replace(HEADS, shared=HEADS.head_dim), "shared is .*, must be below head_dim"),
@@ -167,3 +181,20 @@ def turned(rope: Rope) -> NormMatmul:
 def test_workloads_that_no_kernel_computes(work: object, sentence: str) -> None:
     with pytest.raises(GraphError, match=sentence):
         choose(work, generic_cpu(2))
+
+
+@pytest.mark.parametrize("dev", CARDS.values(), ids=CARDS)
+def test_no_kernel_of_a_gpu_normalises_heads(dev):
+    answer = choose(normed(NORM), dev, always=True)
+    assert answer.reason is Reason.NO_PLAN
+    assert "have no norm of heads behind a projection" in answer.detail
+
+
+def test_heads_are_normalised_where_that_saves_a_kernel():
+    work = normed(NORM)
+    (priced,) = choose(work, AVX2).predictions
+    assert [(a.matmul, a.normalised) for a in work.apart(rows=4)] == [
+        (replace(MATMUL, outputs=(Projection(48, "nk"),)), 0),
+        (None, 4 * 48),
+    ]
+    assert priced.fused.seconds < priced.unfused.seconds

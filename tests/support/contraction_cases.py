@@ -17,6 +17,7 @@ from relax_fusion.workload import (
     Dim,
     DynamicDim,
     GatedFFN,
+    HeadNorm,
     Norm,
     NormMatmul,
     PostNorm,
@@ -243,6 +244,34 @@ def _rotated() -> list[Case]:
         outputs = (turned(rope, 96, "bias", layout=layout),)
         found[f"rope_{name}_{layout}"] = replace(BASE, outputs=outputs)
     return [Case(name, work) for name, work in found.items()]
+
+
+def normed(projection: Projection, width: int, **how: bool) -> Projection:
+    """Return a projection whose heads, or whole rows, are normalised."""
+    return replace(projection, head_norm=HeadNorm(width, 1e-3, **how))
+
+
+def head_cases() -> list[Case]:
+    """Return static cases of norms of heads, which kernels of CPUs have."""
+    q, k = normed(turned(ROPE, 48), 16), normed(turned(replace(ROPE, features=32), 32), 16)
+    rounded = normed(turned(ROPE, 48), 48, unit_offset=True, rounds=True)
+    odd = normed(turned(Rope(6, 30, "float32"), 30, "bias", layout="kn"), 6)
+    found: dict[str, NormMatmul] = {
+        "three": replace(BASE, outputs=(q, k, plain(32))),
+        "rows": replace(BASE, outputs=(normed(turned(ROPE, 48, "bias"), 48, unit_offset=True),)),
+        "half": replace(HALF, outputs=(q, rounded), norm=RMS),
+        "bfloat16": replace(BASE, dtype="bfloat16", out_dtype="bfloat16", outputs=(rounded, k)),
+        "alone": replace(BASE, outputs=(normed(plain(96, layout="kn"), 32),), norm=None),
+        "odd": replace(BASE, outputs=(odd,), k=50),
+        "one_row": replace(BASE, outputs=(q,), rows=1, norm=None),
+    }
+    for width, pairing in product((64, 96, 128, 256), ("halves", "neighbours")):
+        rope = Rope(width, 2 * width, "float32", 3, width // 2, pairing)  # half of a head turns
+        outputs = (normed(turned(rope, 2 * width, layout="kn"), width), plain(8, layout="kn"))
+        found[f"{width}_{pairing}"] = replace(BASE, outputs=outputs)
+    for name, rope in FORMS.items():
+        found[name] = replace(BASE, outputs=(normed(turned(rope, 96), 16),))
+    return [Case(f"heads_{name}", work) for name, work in found.items()]
 
 
 def _sizes() -> list[Case]:

@@ -8,14 +8,17 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
+from ...compute.activations import ACCUMULATE
 from ...estimator.families.cpu_tiles import DOTS, PANELS, CpuPlan
 from ...estimator.families.words import FAMILY as WORDS
 from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
+from ...hardware.target import device_of
 from ...tvm_ir import SBlockRV
-from ...workload import GatedFFN, NormMatmul
+from ...workload import DTYPE_BYTES, GatedFFN, NormMatmul
 from .. import verbs
 from .dots import multiply_pairs
+from .heads import joined_heads, placed_heads
 from .panels import place_panels, vectorised
 from .words import look_up_fields, looks_up, schedule_words
 
@@ -33,14 +36,15 @@ def emit(
     """Return the kernel of a plan; `laid`: for weights that are in panels already."""
     vectors = word_vectors(work, plan.lanes)
     func = contraction_prim_func(work, plan, gpu=False, laid=laid)
+    if isinstance(work, NormMatmul) and work.head_columns:
+        func = placed_heads(func, work, device_of(target).vector_bytes // DTYPE_BYTES[ACCUMULATE])
+    words = vectors if plan.family == WORDS else None
+    func = joined_heads(schedule_cpu(func, plan, words))
     if plan.family == DOTS:
-        return multiply_pairs(schedule_cpu(func, plan), plan.lanes, target)
-    if plan.family != WORDS or vectors is None:
-        return schedule_cpu(func, plan)
-    func = schedule_cpu(func, plan, vectors)
-    if not looks_up(vectors, target):
+        return multiply_pairs(func, plan.lanes, target)
+    if words is None or not looks_up(words, target):
         return func
-    return look_up_fields(func, vectors, 1 if isinstance(work, GatedFFN) else len(work.outputs))
+    return look_up_fields(func, words, 1 if isinstance(work, GatedFFN) else len(work.outputs))
 
 
 def schedule_cpu(

@@ -339,6 +339,7 @@ class CpuMatmul(KernelFamily[MatmulWork]):
 
     emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
     error = OWN_BASELINE_ERROR
+    norms_heads = True
 
     def takes(self, problem: Problem[Any]) -> bool:
         """Take all without adapters."""
