@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .base import Atom, Described
+from .base import Atom, Described, repr_without
 from .builder import GraphBuilder, Handle, Place
 from .dims import Dim, DynamicDim, extent, renamed
 from .dtypes import DTYPE_BYTES
@@ -162,6 +162,10 @@ class Attention(Described):
     k_in: Heads | None = None
     v_in: Heads | None = None
     shared: int = 0
+
+    def __repr__(self) -> str:
+        """Return the fields, of which the last is left out if unused: keys are made of it."""
+        return repr_without(self, "shared")
 
     __hash__ = Described.__hash__
 

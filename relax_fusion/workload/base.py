@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -43,6 +43,17 @@ class Atom:
     normalised: int = 0
     scores: int = 0
     slots: int = 0
+
+
+def repr_without(record: Any, *late: str) -> str:
+    """Return a dataclass as Python writes it, without fields `late` that are empty.
+
+    Names of kernels and keys of databases are made of it: a field that is added later leaves them
+    as they were.
+    """
+    found = {f.name: getattr(record, f.name) for f in fields(record)}
+    given = (f"{name}={value!r}" for name, value in found.items() if name not in late or value)
+    return f"{type(record).__name__}({', '.join(given)})"
 
 
 class Described:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from .base import repr_without
 from .builder import GraphBuilder, Handle
 from .dims import Dim
 from .operators import ACTIVATIONS
@@ -122,7 +123,7 @@ class Norm:
 
     def __repr__(self) -> str:
         """Return the fields, of which the last two are left out if unused: keys are made of it."""
-        return text_of(self, "first", "each")
+        return repr_without(self, "first", "each")
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,6 @@ class HeadNorm:
     eps: float
     unit_offset: bool = False
     rounds: bool = False
-
-
-def text_of(record: Any, *last: str) -> str:
-    """Return the text of a dataclass, of which some fields are left out where they are unused."""
-    found = {f.name: getattr(record, f.name) for f in fields(record)}
-    given = (f"{k}={v!r}" for k, v in found.items() if k not in last or v)
-    return f"{type(record).__name__}({', '.join(given)})"
 
 
 def head_normalised(

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from .base import Atom, Described
+from .base import Atom, Described, repr_without
 from .builder import GraphBuilder, Handle
 from .dims import PRICED_COLUMNS, Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator, step_dtype
-from .epilogues import HeadNorm, Norm, Step, epilogue, head_normalised, normalised, text_of
+from .epilogues import HeadNorm, Norm, Step, epilogue, head_normalised, normalised
 from .formats import Packed
 from .graph import Graph
 from .roofline import Sizes
@@ -81,7 +81,7 @@ class Projection:
 
     def __repr__(self) -> str:
         """Return the fields, of which the last is left out if it is None: keys are made of it."""
-        return text_of(self, "head_norm")
+        return repr_without(self, "head_norm")
 
     @property
     def columns(self) -> int:

@@ -111,3 +111,9 @@ def test_a_cache_is_copied_as_far_as_attention_reads_it() -> None:
     work = replace(ATTENTION, q_heads=2)
     copied = Atom(2 * 3 * 2 * 7 * 8 * 2)
     assert replace(work, kv_prefix=True).apart(**SIZES) == [copied, copied, *work.apart(**SIZES)]
+
+
+def test_fields_that_were_added_later_leave_keys_as_they_were() -> None:
+    norm = NormMatmul(5, 16, (Projection(24, "nk", ("bias",)),), RMS, "float32", "float32")
+    assert (ATTENTION.key, norm.key) == ("025d44e5", "b8d6381e")
+    assert replace(ATTENTION, shared=2).key != ATTENTION.key
