@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tvm
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, is_number, variables_of
 from ..transforms.modules import functions_of, with_functions
-from ..tvm_ir import Analyzer, ConstIntBound, SBlock, TensorLoad, structural_map
+from ..tvm_ir import Analyzer, ConstIntBound, SBlock, SBlockRealize, TensorLoad, structural_map
 
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 KNOWN = (*DIVISIONS, tirx.Div, tirx.Mod, tirx.Add, tirx.Sub, tirx.Mul)
@@ -28,6 +29,9 @@ class DivideShiftedIndices:
     where one of them does (``((i + 12) % 24 + 13) % 24`` becomes ``(i + 13) % 24``).  An index with
     a division that it does not know stays as it is.
 
+    CompactBufferRegion does the same to axes of blocks between which there is a buffer, and ends in
+    an error where TVM cannot prove that a size divides three times that size, as n * n + 2.
+
     declines when:
         what is divided is a sum of loops, each times a size, of which nothing is lost.
     """
@@ -44,7 +48,9 @@ class _Indices:
     def __init__(self, func: tirx.PrimFunc):
         self.func = func
         loops = [(loop.loop_var, loop.min, loop.extent) for loop in found_in(func.body, tirx.For)]
-        axes = [axis for block in found_in(func.body, SBlock) for axis in block.iter_vars]
+        blocks = found_in(func.body, SBlock)
+        axes = [axis for block in blocks for axis in block.iter_vars]
+        self.own = {buffer for block in blocks for buffer in block.alloc_buffers}
         self.ranges = {var: ir.Range.from_min_extent(*dom) for var, *dom in loops}
         self.ranges |= {axis.var: axis.dom for axis in axes}
         self._analyzer: Analyzer | None = None
@@ -57,6 +63,7 @@ class _Indices:
             (TensorLoad, self._load),
             (tirx.BufferStore, self._store),
             (ir.Range, self._range),
+            (SBlockRealize, self._realize),
         ]
         body = structural_map(self.func.body, places, order="post")
         return self.func if body.same_as(self.func.body) else self.func.with_body(body)
@@ -73,16 +80,35 @@ class _Indices:
         same = _same(indices, store.indices)
         return store if same else tirx.BufferStore(store.buffer, store.value, indices)
 
+    def _realize(self, realize: SBlockRealize) -> SBlockRealize:
+        """Return a block whose axes are bound to other divisions, if it has a buffer in between."""
+        block = realize.block
+        if not any(region.source in self.own for region in (*block.reads, *block.writes)):
+            return realize  # there, TVM finds again the loop that was divided
+        divided = partial(self._divided, whole=True)
+        values = [
+            structural_map(v, (DIVISIONS, divided), order="post") for v in realize.iter_values
+        ]
+        same = _same(values, realize.iter_values)
+        return realize if same else SBlockRealize(values, realize.predicate, block)
+
     def _range(self, range_: ir.Range) -> ir.Range:
         """Return a part of a tensor that a block reads or writes."""
         first = self._index(range_.min)
         same = first.same_as(range_.min)
         return range_ if same else ir.Range.from_min_extent(first, range_.extent)
 
-    def _divided(self, division: tirx.FloorDiv | tirx.FloorMod) -> tirx.Expr:
-        """Return a division that rounds towards zero, and what makes it the same as the other."""
+    def _divided(self, division: tirx.FloorDiv | tirx.FloorMod, whole: bool = False) -> tirx.Expr:
+        """Return a division that rounds towards zero, and what makes it the same as the other.
+
+        `whole`: what divides has to be a size, too.
+        """
         a, b = division.a, division.b
-        if self._is_sum(a) or not _is_known(a) or not variables_of(a) & self.ranges.keys():
+        if (
+            self._is_sum(division if whole else a)
+            or not _is_known(a)
+            or not variables_of(a) & self.ranges.keys()
+        ):
             return division
         zero = tirx.const(0, str(a.ty.dtype))
         rest, is_rest = tirx.truncmod(a, b), isinstance(division, tirx.FloorMod)
@@ -108,7 +134,12 @@ class _Indices:
             return self._is_size(factor.a) and self._is_size(factor.b)
         if isinstance(factor, tirx.IntImm):
             return int(factor) > 0
-        return isinstance(factor, tirx.Var) and factor not in self.ranges
+        if variables_of(factor) & self.ranges.keys():
+            return False
+        if isinstance(factor, tirx.Var):
+            return True
+        rest = tirx.floormod(factor * 3, factor)  # TVM proves it of n + 1, not of n * n + 1
+        return bool(Analyzer().can_prove_equal(rest, 0))
 
     def _is_positive(self, value: tirx.Expr) -> bool:
         """Tell whether a number is proved not to be negative."""

@@ -28,6 +28,11 @@ def test_groups(seed: int) -> None:
     assert compiled.check(movements.draw(seed), seed) == ""
 
 
+def test_a_size_that_tvm_proves_nothing_of() -> None:
+    seed = 20000646  # n * n + 2, between two steps of a kernel
+    assert compiled.check(movements.draw_shuffled(seed), seed) == ""
+
+
 def test_functions_of_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = (900006, 900007, 900008, 900009)  # TVM compiles all but one
     found = compiled.explore(seeds, movements.draw)
