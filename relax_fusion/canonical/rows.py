@@ -86,10 +86,12 @@ def rebuilt(value: Value, operands: list[relax.Expr], axis: int, part: Part) -> 
     if isinstance(value, relax.TupleGetItem):
         return relax.TupleGetItem(operands[0], value.index)
     attrs = value.attrs
-    if is_call(value, "relax.reshape", "relax.broadcast_to"):
+    if is_call(value, "relax.reshape", "relax.squeeze", "relax.broadcast_to"):
         shape = shape_of(value) or []
         shape[axis] = part.extent
-        return getattr(relax.op, value.op.name.removeprefix("relax."))(operands[0], shape)
+        # A squeeze would take the axis of one row as well
+        same = relax.op.broadcast_to if is_call(value, "relax.broadcast_to") else relax.op.reshape
+        return same(operands[0], shape)
     if is_call(value, "relax.arange"):
         start, _, step = value.args
         first = start + part.begin * step

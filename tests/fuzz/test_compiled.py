@@ -28,8 +28,9 @@ def test_groups(seed: int) -> None:
     assert compiled.check(movements.draw(seed), seed) == ""
 
 
-def test_a_size_that_tvm_proves_nothing_of() -> None:
-    seed = 20000646  # n * n + 2, between two steps of a kernel
+# A size of n * n + 2 between two steps of a kernel; one row of what was squeezed
+@pytest.mark.parametrize("seed", [20000646, 40000025])
+def test_movements_of_all_kinds(seed: int) -> None:
     assert compiled.check(movements.draw_shuffled(seed), seed) == ""
 
 
