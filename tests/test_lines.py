@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 89_032, 508
+LIBRARY = 89_034, 508
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 64_972
+TESTS = 64_973
 """The most lines of Python in ``tests/``."""
 
 
