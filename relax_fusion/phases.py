@@ -39,15 +39,7 @@ Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
 
 
 def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
-    """Return a pass that runs phases in turn, and dumps the module and the report, if asked.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What each phase is given.
-    phases : sequence of tuple
-        As in `PHASES`.
-    """
+    """Return a pass that runs phases in turn, and dumps the module and the report, if asked."""
     dumped(options, [file for file, *_ in phases])
 
     @tvm.transform.module_pass(opt_level=0, name="relax_fusion")

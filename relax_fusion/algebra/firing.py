@@ -21,17 +21,7 @@ from .rules import EXACT, Rule
 
 @dataclass(frozen=True)
 class Firing:
-    """A rule at a place.
-
-    Parameters
-    ----------
-    rule : Rule
-        Which one.
-    found : Found
-        Where.
-    saved_s : float
-        The seconds that it saves, at the largest sizes.
-    """
+    """A rule at a place, and the seconds that it saves at the largest sizes."""
 
     rule: Rule
     found: Found

@@ -33,15 +33,7 @@ _REDUCTIONS = (*named("reduction"), "relax.prod")
 
 
 class Price:
-    """Prices calls on a device, at the least and at the largest sizes.
-
-    Parameters
-    ----------
-    device : DeviceSpec
-        Its rates.
-    bounds : mapping of str to int
-        Largest values of symbolic variables, by name.
-    """
+    """Prices calls on a device, at the least and at the largest sizes, which are `bounds`."""
 
     def __init__(self, device: DeviceSpec, bounds: Mapping[str, int]):
         self.device, self.bounds = device, bounds

@@ -53,15 +53,7 @@ class MultiplyConvolutions:
 
 @dataclass(frozen=True)
 class Window:
-    """Where a convolution looks along one axis of space.
-
-    Parameters
-    ----------
-    size, stride, dilation : int
-        Of the kernel.
-    before, after : int
-        How many zeros are around the tensor.
-    """
+    """Where a convolution looks along one axis of space, with zeros before and after that."""
 
     size: int
     stride: int

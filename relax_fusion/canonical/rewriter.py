@@ -32,17 +32,8 @@ ITEM = "tuple_get_item"
 def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
     """Apply rules to all Relax functions, and remove what nothing reads any more.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        It is not modified.
-    rules : mapping of str to Rule
-        By the name of the operator at which each begins.
-
-    Returns
-    -------
-    tvm.IRModule
-        `mod` itself where no rule applied.
+    Each rule has the name of the operator at which it begins.  Where none applies, `mod` itself is
+    returned.
     """
     builder, changed = relax.BlockBuilder(mod), False
     for gvar, func in functions_of(mod, relax.Function).items():
@@ -72,17 +63,7 @@ BlockRule: TypeAlias = Callable[
 def with_blocks(mod: ir.IRModule, rule: BlockRule) -> ir.IRModule:
     """Rewrite the dataflow blocks of all Relax functions, and remove what nothing reads any more.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        It is not modified.
-    rule : BlockRule
-        What is asked of each block.
-
-    Returns
-    -------
-    tvm.IRModule
-        `mod` itself where the rule kept all blocks.
+    Where the rule keeps all blocks, `mod` itself is returned.
     """
     builder, changed = relax.BlockBuilder(mod), False
     for gvar, func in functions_of(mod, relax.Function).items():

@@ -155,16 +155,7 @@ def norm_rotation(
 ) -> te.Tensor:
     """RMSNorm over the last axis, then a rotation of pairs of features of each head.
 
-    Parameters
-    ----------
-    x : te.Tensor
-        Of any rank.
-    gamma : te.Tensor
-        Of the last axis.
-    cos, sin : te.Tensor
-        Broadcast to the heads.
-    form : NormRotation
-        What is computed.
+    `gamma` has one number for each feature; cosines and sines are broadcast to the heads.
     """
     *_, width = x.shape
     head, distance, plus = form.head, form.distance, form.plus

@@ -108,15 +108,7 @@ class ConfigSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """A model to compile that is imported from a file.
-
-    Parameters
-    ----------
-    name : str
-        Its name without the suffix.
-    path : Path
-        The file.
-    """
+    """A model to compile that is imported from a file, by whose name it goes."""
 
     name: str
     path: Path

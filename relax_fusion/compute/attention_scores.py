@@ -52,19 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a workload does to its scores, and which of them it hides.
-
-    Parameters
-    ----------
-    work : Attention
-        What is computed.
-    operands : Operands
-        The buffers of the function.
-    q_len, kv_len : tirx.Expr
-        Numbers of query and of key positions.
-    on_gpu : bool
-        Where it is computed.
-    """
+    """What a workload does to its scores, and which of them it hides."""
 
     work: Attention
     operands: Operands

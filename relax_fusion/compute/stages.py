@@ -186,10 +186,7 @@ def stack_parts(
     In a merged weight the tiles of gate and up lie n rows apart, those of rotated pairs half a
     head, and a schedule that stages them in shared memory would stage everything between them.
 
-    Parameters
-    ----------
-    sizes : tuple of int, Size and int
-        Parts, their columns, and k.
+    `sizes` are the number of parts, their columns, and k.
     """
     parts, n, k = sizes
     if layout == "nk":

@@ -118,14 +118,9 @@ def unroll_all(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> None:
 
 
 def vectorise_inner(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> LoopRV:
-    """Vectorise the inside of a loop by `lanes`, if it has that many iterations.
+    """Vectorise the inside of a loop by `lanes`, if it has so many iterations; return the outside.
 
     rewrite: ``for j in n: S(j)`` -> ``for jo in n / lanes: vector for ji in lanes: S(jo, ji)``
-
-    Returns
-    -------
-    LoopRV
-        The outer loop.
     """
     if lanes == 1:
         return loop

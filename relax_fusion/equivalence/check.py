@@ -48,13 +48,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A match that could not be checked.
-
-    Parameters
-    ----------
-    detail : str
-        Why.
-    """
+    """A match that could not be checked, and why."""
 
     detail: str
 
@@ -97,20 +91,7 @@ class Checker:
 
 
 def check_match(view: BlockView, match: Match) -> Mismatch | Unchecked | None:
-    """Compare what a match covers with its workload.
-
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    match : Match
-        What a matcher found in it.
-
-    Returns
-    -------
-    Mismatch, Unchecked or None
-        None if both computed the same.
-    """
+    """Compare what a match covers with its workload; return None if both computed the same."""
     return Checker().check(view, match)
 
 

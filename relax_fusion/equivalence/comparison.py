@@ -51,18 +51,9 @@ class Invalid(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One comparison.
+    """One comparison on inputs of one of `inputs.KINDS`.
 
-    Parameters
-    ----------
-    sizes : Sizes
-        At which sizes.
-    kind : str
-        On which inputs, one of `inputs.KINDS`.
-    coarse : bool
-        Whether roundings that a kernel has to keep are made coarse.
-    seed : int
-        Of the inputs.
+    `coarse`: whether roundings that a kernel has to keep are made coarse.
     """
 
     sizes: Sizes

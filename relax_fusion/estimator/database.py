@@ -64,16 +64,9 @@ Times = Mapping[Size, Mapping[TilePlan, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on one device, by kernels of these versions.
+    """What was measured on one device, by kernels of these versions, by `workload_key`.
 
     Two are equal if they were made of the same measurements.
-
-    Parameters
-    ----------
-    digest : str
-        Of the measurements.
-    times : mapping of str to Times
-        By workload, as `workload_key` writes it.
     """
 
     digest: str
@@ -85,14 +78,9 @@ class Measured:
 
 
 def workload_key(fields: Mapping[str, Any]) -> str:
-    """Return a text that is the same for workloads of the same kernels.
+    """Return a text that is the same for workloads, as JSON, of the same kernels.
 
     How a module calls its dynamic dimensions, and how large they may become, makes no difference.
-
-    Parameters
-    ----------
-    fields : mapping
-        A workload as JSON.
     """
     names: dict[str, str] = {}
 

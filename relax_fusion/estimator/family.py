@@ -138,17 +138,7 @@ class KernelFamily(ABC, Generic[W]):
 
 @dataclass(frozen=True)
 class Launches(Price):
-    """The price of launches by the common model of a GPU or a CPU, one after the other.
-
-    Parameters
-    ----------
-    dev : DeviceSpec
-        The device.
-    foot : Footprint
-        What one task occupies.
-    steps : callable
-        Returns the launches at a size, in order.
-    """
+    """The price of launches by the common model of a GPU or a CPU, one after the other."""
 
     dev: DeviceSpec
     foot: Footprint
@@ -171,17 +161,7 @@ class Launches(Price):
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A plan for a problem, with the family that it is of.
-
-    Parameters
-    ----------
-    family : KernelFamily
-        Whose plan it is.
-    problem : Problem
-        What it is for.
-    offer : Offer
-        The plan, and for which rows.
-    """
+    """A plan for a problem, with the family that it is of."""
 
     family: KernelFamily[Any]
     problem: Problem[Any]

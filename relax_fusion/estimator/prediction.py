@@ -147,15 +147,7 @@ class Price(ABC):
 
 @dataclass(frozen=True)
 class Formula(Price):
-    """The price of a plan by a function of the size.
-
-    Parameters
-    ----------
-    foot, early_s
-        As in `Price`.
-    of : callable
-        Returns the `Prediction` at a size.
-    """
+    """The price of a plan by a function of the size; other fields are as in `Price`."""
 
     foot: Footprint
     of: Callable[[Size], Prediction]

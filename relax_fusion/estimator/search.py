@@ -51,17 +51,7 @@ Loss = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Priced:
-    """Options, and what each costs at some sizes.
-
-    Parameters
-    ----------
-    options : sequence of Option
-        In the order in which families give them.
-    sizes : sequence of Size
-        The sizes.
-    seconds : array of float64
-        Of shape ``(sizes, options)``.
-    """
+    """Options, and what each costs at some sizes: an array ``(sizes, options)``."""
 
     options: Sequence[Option]
     sizes: Sequence[Size]
@@ -152,15 +142,6 @@ def asked_in(found: Sequence[Option], each: Range, measured: Sequence[Times] = (
 
     Where no family offers one, the lowest tiles must do, and where none can be launched at all of
     its sizes, any.  Rows that nothing bounds are taken to be too many for a block for each.
-
-    Parameters
-    ----------
-    found : sequence of Option
-        Plans of one problem.
-    each : Range
-        The sizes of the range.
-    measured : sequence of Times
-        For each cell what was measured in it.
     """
     sizes = [size for _, some in each.cells for size in some]
     work = found[0].problem.work

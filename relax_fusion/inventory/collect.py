@@ -54,13 +54,7 @@ class RecordWork:
 @tvm.transform.module_pass(opt_level=0, name="RecordKernels")
 @dataclass(frozen=True)
 class RecordKernels:
-    """Record a hash of each PrimFunc; the module stays as it is.
-
-    Parameters
-    ----------
-    kernels : dict of str to str
-        Gets one entry for each.
-    """
+    """Record a hash of each PrimFunc in `kernels`; the module stays as it is."""
 
     kernels: dict[str, str]
 

@@ -61,10 +61,7 @@ class RecordTVMMemory:
     declines when: the module has arrays as constants, of which TVM computes others when it
     compiles; or TVM cannot lower it.
 
-    Parameters
-    ----------
-    memory, bounds
-        As those of `RecordMemory`.
+    `memory` and `bounds` are those of `RecordMemory`.
     """
 
     memory: MutableMapping[str, int]

@@ -31,16 +31,9 @@ Sizes = Mapping[tirx.Var, int]
 @tvm.transform.module_pass(opt_level=0, name="RecordGraph")
 @dataclass(frozen=True)
 class RecordGraph:
-    """Record the bindings of every Relax function; the module stays as it is.
+    """Record the bindings of every Relax function in `graphs`; the module stays as it is.
 
     Behind `RewriteReshapes`, which tells views from copies, they are what the functions launch.
-
-    Parameters
-    ----------
-    graphs : list of FunctionGraph
-        Gets one for each function.
-    bounds : mapping of str to int
-        Largest values of symbolic variables.
     """
 
     graphs: list[FunctionGraph]

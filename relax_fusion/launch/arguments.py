@@ -52,15 +52,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor from one of its elements on, as a pointer or in a tensor map.
-
-    Parameters
-    ----------
-    of : relax.Expr
-        A row-major tensor.
-    start : int
-        How many elements are in front.
-    """
+    """A row-major tensor from element `start` on, as a pointer or in a tensor map."""
 
     of: relax.Expr
     start: int

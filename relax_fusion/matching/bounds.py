@@ -39,11 +39,6 @@ class Bounds:
 
     NaN is left out: where an element is NaN, so is what is computed from it.  Of a float16 matmul,
     the results are taken to be finite.
-
-    Parameters
-    ----------
-    view : Definitions
-        Where values are bound.
     """
 
     def __init__(self, view: Definitions):

@@ -36,12 +36,7 @@ class Elements(Arithmetic):
     A symbolic size may be as large as the block's bounds say; one without a bound, as large as the
     tensor of `extents` can be in any memory, 2^44 elements.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    extents : sequence of (tirx.Var, PrimExpr)
-        Index variables, and how many values each has from zero on.
+    Each index variable has `extents` values, from zero on.
     """
 
     def __init__(self, view: BlockView, extents: Sequence[tuple[tirx.Var, PrimExpr]] = ()):

@@ -38,14 +38,7 @@ def after_the_kernel(
         a, v = split(qkv); concat(reshape(rotate(reshape(a))), v)   ->  the kernel's result
         concat(rotate(q[..., :r]), q[..., r:])                      ->  q of the kernel's result
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    chain : FusedProjection
-        The projection, whose kernel rotates.
-    found : (list of Moved, list of RotatedPart)
-        Tensors with its features, and the rotations of some of them.
+    `found` are tensors with features of the projection, and the rotations of some of them.
     """
     tensors, parts = found
     ends = {part.rotation.end: replace(part.moved, var=part.rotation.end) for part in parts}

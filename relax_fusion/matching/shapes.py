@@ -138,14 +138,7 @@ def as_dims(
 
     Two variables may print alike, and ``n * m`` and ``m * n`` are one size.
 
-    Parameters
-    ----------
-    values : sequence of PrimExpr or int
-        The sizes.
-    bounds : mapping of str to int, optional
-        Largest values of symbolic variables, by name.
-    reserved : sequence of str
-        Names that mean something else in the workload.
+    `reserved` are names that mean something else in the workload.
     """
     named: list[tuple[PrimExpr | int, DynamicDim]] = []
     dims: list[Dim] = []

@@ -27,15 +27,7 @@ End: TypeAlias = tirx.Var | Tensor
 
 @dataclass(frozen=True)
 class Heads:
-    """How the columns of a merged query, key, value projection are laid out.
-
-    Parameters
-    ----------
-    query, kv : int
-        Number of query heads and of key/value heads.
-    dim : int
-        Width of one head.
-    """
+    """How the columns of a merged query, key, value projection are laid out."""
 
     query: int
     kv: int

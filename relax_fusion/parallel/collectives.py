@@ -28,13 +28,6 @@ class Links:
     """The connections over which a worker on a CPU exchanges arrays with all others.
 
     Worker 0 has one to each other worker, from worker 1 on; these have one, to worker 0.
-
-    Parameters
-    ----------
-    rank : int
-        The number of the worker.
-    connections : sequence of Connection
-        The connections.
     """
 
     def __init__(self, rank: int, connections: Sequence[Connection]) -> None:

@@ -35,13 +35,7 @@ _EXACT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True)
 class Product:
-    """A matmul ``[m, k] x [k, n]``, as often as `batch` says.
-
-    Parameters
-    ----------
-    m, n, k, batch : int or str
-        Its sizes.
-    """
+    """A matmul ``[m, k] x [k, n]``, as often as `batch` says."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 

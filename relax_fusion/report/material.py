@@ -79,17 +79,7 @@ class FunctionGraph:
 
 @dataclass(frozen=True)
 class Text:
-    """The source of one kernel.
-
-    Parameters
-    ----------
-    title : str
-        What the kernel is called.
-    language : {"TVMScript", "Triton", "CUDA C++"}
-        What it is written in.
-    text : str
-        The source.
-    """
+    """The source of one kernel."""
 
     title: str
     language: Language
@@ -98,15 +88,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the texts of a PrimFunc's kernels come from; nothing is written before it is asked for.
-
-    Parameters
-    ----------
-    function : str
-        The PrimFunc.
-    load : callable
-        Returns its texts.
-    """
+    """Where the texts of a PrimFunc's kernels come from; `load` writes them once it is called."""
 
     function: str
     load: Callable[[], Sequence[Text]] = field(compare=False, repr=False)

@@ -98,19 +98,7 @@ class PhaseRecord:
 
 @dataclass(frozen=True)
 class DumpRecord:
-    """What ``passes.json`` holds.
-
-    Parameters
-    ----------
-    phases : tuple of PhaseRecord
-        In their order.
-    options : mapping of str to str
-        What the pipeline was told, as text.
-    failed : str
-        The pass that raised an error; empty if none did.
-    format : int
-        Of the file.
-    """
+    """What ``passes.json`` holds; `failed` names the pass that raised an error."""
 
     phases: tuple[PhaseRecord, ...]
     options: Mapping[str, str] = field(default_factory=dict)

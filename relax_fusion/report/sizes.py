@@ -146,13 +146,7 @@ def times(*extents: Extent) -> Extent:
 
 @dataclass(frozen=True)
 class SizeRange:
-    """Values of one size: from `first` to `last`.
-
-    Parameters
-    ----------
-    first, last : int
-        Both are among the values.
-    """
+    """Values of one size: from `first` to `last`, both included."""
 
     first: int
     last: int

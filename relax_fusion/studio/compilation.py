@@ -49,15 +49,7 @@ _DAMAGES = (TypeError, LookupError, AttributeError, ValueError, ArithmeticError,
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a function's kernels.
-
-    Parameters
-    ----------
-    function : str
-        Its name.
-    texts : tuple of Text
-        What they are called, in which language, and what they say.
-    """
+    """The texts of a function's kernels."""
 
     function: str
     texts: tuple[Text, ...]

@@ -18,19 +18,7 @@ from ..report.tables import table
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """What each function should take on one device.
-
-    Parameters
-    ----------
-    name : str
-        As it was asked for.
-    device : DeviceSpec
-        The device.
-    dtype : str
-        Of the model there.
-    costs : tuple of FunctionCost
-        One for each function and each combination of sizes.
-    """
+    """What each function should take on one device."""
 
     name: str
     device: DeviceSpec

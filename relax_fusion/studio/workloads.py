@@ -38,21 +38,7 @@ from .workload_tables import (
 
 @dataclass(frozen=True)
 class Model:
-    """What the command looks at, for one target.
-
-    Parameters
-    ----------
-    name, description : str
-        For headings.
-    target : Target
-        What chains were chosen for.
-    dtype : str
-        Of the model.
-    report : Report
-        With work and leftovers.
-    bounds : dict of str to int
-        Largest values of symbolic sizes.
-    """
+    """What the command looks at, for one target."""
 
     name: str
     description: str

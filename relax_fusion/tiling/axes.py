@@ -130,16 +130,7 @@ def is_rescaled(
     have added so far is multiplied by the exponential of the change, as in online softmax.  No sum
     may start with an element of its own, or leave elements out by the exponential.
 
-    Parameters
-    ----------
-    graph : Graph
-        The statements.
-    loops : mapping of (str, str) to str
-        By what a statement makes and the name of its axis.
-    block : Block
-        The statement.
-    maximum : str
-        What it reads.
+    `loops` are by what a statement makes and the name of its axis.
     """
     source = next(b for b in graph.blocks if b.out == maximum)
     if source.combine != "max" or block.combine or not _subtracts(block.value, maximum):

@@ -22,12 +22,7 @@ _TOKEN = re.compile(r"\w+|[(),.]")
 class Expression:
     """A nest of loops, and in the innermost of them branches that follow one another.
 
-    Parameters
-    ----------
-    loops : tuple of str
-        Outermost first.
-    branches : tuple of Expression
-        Two or more, or none.
+    There are two branches or more, or none.
     """
 
     loops: tuple[str, ...]

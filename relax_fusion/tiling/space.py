@@ -101,19 +101,7 @@ class Step:
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """The loops of a graph, and its statements in order.
-
-    Parameters
-    ----------
-    loops : tuple of TileLoop
-        In the order in which statements have them.
-    steps : tuple of Step
-        The statements.
-    results : tuple of str
-        Tensors that are stored.
-    element_bytes : tuple of (str, int)
-        Of every tensor.
-    """
+    """The loops of a graph, and its statements in order."""
 
     loops: tuple[TileLoop, ...]
     steps: tuple[Step, ...]

@@ -17,15 +17,7 @@ It is about a hundred roundings in float32 and ten in half precision; integers m
 
 
 class Checked:
-    """A piece that is run in PyTorch, too, and warns where results differ.
-
-    Parameters
-    ----------
-    name : str
-        Of the piece.
-    program, eager : callable
-        The compiled piece, and the same in PyTorch.
-    """
+    """A piece that is run in PyTorch, too, and warns where results differ."""
 
     def __init__(self, name: str, program: Callable[..., Any], eager: Callable[..., Any]):
         self._name, self._program, self._eager = name, program, eager

@@ -21,15 +21,7 @@ LOG = logging.getLogger("relax_fusion.torch")
 
 
 class Told:
-    """Tells of one graph.
-
-    Parameters
-    ----------
-    key : str
-        The key of the graph.
-    options : TorchOptions
-        Where to tell it.
-    """
+    """Tells of one graph."""
 
     def __init__(self, key: str, options: TorchOptions):
         self._name = f"graph {key[:8]}"

@@ -33,14 +33,7 @@ class Replay:
     The first call with some sizes launches the piece, the second captures it.  Weights and caches
     are read and written where they are: other addresses need another graph.
 
-    Parameters
-    ----------
-    run : callable
-        Launches the piece.
-    written : sequence of int
-        Which inputs are written where they are.
-    used : frozenset of int
-        Which results are returned.
+    `written` inputs are written where they are; `used` results are returned.
     """
 
     def __init__(self, run: Run, written: Sequence[int], used: frozenset[int]):
@@ -55,14 +48,7 @@ class Replay:
     ) -> Sequence[torch.Tensor | None]:
         """Return the results, as tensors of the caller's; None for those that nobody uses.
 
-        Parameters
-        ----------
-        passed : sequence of Tensor
-            The inputs, weights last.
-        variable : int
-            How many inputs are no weights.
-        version : int
-            Another number where a weight has other memory.
+        Weights come last in `passed`; `version` is another number where one has other memory.
         """
         if self._off or torch.cuda.is_current_stream_capturing():
             return self._run(passed)

@@ -51,14 +51,7 @@ def results_of(module: GraphModule, name: str, inputs: Sequence[int]) -> Uses:
 
     The copies are taken out of the graph: the piece makes them, so that they are captured with it.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        Calls the piece; it is changed.
-    name : str
-        The piece.
-    inputs : sequence of int
-        The arguments of the piece that it takes as tensors.
+    `inputs` are the arguments of the piece that it takes as tensors.  The module is changed.
     """
     (call,) = module.graph.find_nodes(op="call_module", target=name)
     several = all(user.target is operator.getitem for user in call.users)

@@ -32,11 +32,6 @@ class AddInPlace:
         r is an argument of the function, a constant, returned, read later or by another operand of
         the call; the kernel has several results, reads r elsewhere, or is none of ours, which may
         store an element twice; the target is a GPU, whose kernels may ask for operands ahead.
-
-    Parameters
-    ----------
-    target : Target
-        What kernels are for.
     """
 
     def __init__(self, target: Target):

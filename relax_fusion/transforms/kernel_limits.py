@@ -44,11 +44,6 @@ class NarrowVectors:
         for i in T.vectorized(8):        ->    for o in T.unroll(2):
             S(i)                                   for i in T.vectorized(4):
                                                        S(o * 4 + i)
-
-    Parameters
-    ----------
-    most : int
-        Elements of the widest vector.
     """
 
     most: int

@@ -41,11 +41,6 @@ class LayOutWeights:
     declines when:
         a weight is no constant of `_DTYPES`, is packed, or is read elsewhere, too, as one that is
         tied to an embedding; kernels of some sizes read it as it lies.
-
-    Parameters
-    ----------
-    target : Target
-        What kernels are for.
     """
 
     def __init__(self, target: Target):
@@ -139,17 +134,7 @@ def _reads(mod: ir.IRModule) -> Counter[int]:
 def panels_of(
     work: NormMatmul | GatedFFN, plan: TilePlan, weights: Mapping[str, np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """Yield each weight as `relax_fusion.compute.accumulation.panels_of` puts it in panels.
-
-    Parameters
-    ----------
-    work : NormMatmul or GatedFFN
-        What multiplies by them.
-    plan : TilePlan
-        How.
-    weights : mapping of str to numpy.ndarray
-        By the names that they have in the graph.
-    """
+    """Yield each weight as `relax_fusion.compute.accumulation.panels_of` puts it in panels."""
     if isinstance(work, GatedFFN):
         arrays = [_by_columns(weights[name], work.layout) for name in sorted(weights)]
         both = np.concatenate(arrays).reshape(2, work.n, work.k)

@@ -49,22 +49,8 @@ class Appended:
 class AttentionCall:
     """An attention under a plan.
 
-    Parameters
-    ----------
-    work : Attention
-        What to compute.
-    plan : AttentionPlan
-        Family and tiles.
-    operands : mapping of str to Expr
-        Tensors, and ``kv_len`` where a number tells it.
-    most_queries : int, optional
-        Query positions up to which the plan serves.
-    dev : DeviceSpec
-        Where it will run.
-    workspaces : dict
-        Workspaces so far.
-    appended : Appended, optional
-        The last key and value, which are to be written into k and v.
+    The plan serves up to `most_queries` query positions.  `appended` are the last key and value,
+    to be written into k and v.
     """
 
     work: Attention

@@ -78,22 +78,8 @@ NOTHING_FIXED = FixedWeights()
 class Contraction:
     """A contraction under a plan.
 
-    Parameters
-    ----------
-    work : NormMatmul or GatedFFN
-        What to compute.
-    plan : TilePlan
-        Family and tiles.
-    rows : int or PrimExpr
-        Of x.
-    most_rows : int, optional
-        Rows up to which the plan serves.
-    dev : DeviceSpec
-        Where it will run.
-    workspaces : dict
-        Workspaces so far, for the launches of other ranges to use the same.
-    fixed : FixedWeights
-        What may be read before the kernel in front has ended.
+    The plan serves up to `most_rows` rows of x.  Launches of other ranges use the same
+    `workspaces`.  `fixed` may be read before the kernel in front has ended.
     """
 
     work: NormMatmul | GatedFFN

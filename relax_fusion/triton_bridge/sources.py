@@ -24,17 +24,10 @@ from .launches import AnyStep, SourceStep
 @tvm.transform.module_pass(opt_level=0, name="RecordSources")
 @dataclass(frozen=True)
 class RecordSources:
-    """Record where the texts of all kernels come from; the module stays as it is.
+    """Record in `sources` where the texts of all kernels come from; the module stays as it is.
 
     It has to come behind `ScheduleKernels` and in front of `EmitTritonKernels`.  Nothing is
     compiled, and no text is written before it is asked for.
-
-    Parameters
-    ----------
-    target : Target
-        What is compiled for.
-    sources : list of Source
-        Gets one for each PrimFunc.
     """
 
     target: Target

@@ -34,15 +34,7 @@ def dims_at(work: Workload, size: Size) -> dict[str, int]:
 
 
 def draw(work: Workload, operand: Operand, sizes: Mapping[str, int]) -> Any:
-    """Return what a kernel is given for an operand: an array, or for a scalar a number.
-
-    Parameters
-    ----------
-    operand : Operand
-        Of the graph of `work`.
-    sizes : mapping of str to int
-        Values of the dynamic dimensions.
-    """
+    """Return what a kernel is given for an operand: an array, or for a scalar a number."""
     if operand.shape is None:
         slot = next(s for s in work.graph.slots if s.name == operand.name)
         return slot.dim if isinstance(slot.dim, int) or slot.dim is None else sizes[slot.dim.name]

@@ -43,19 +43,7 @@ NEAR = 1.5
 
 @dataclass(frozen=True)
 class Subject:
-    """A workload of a module.
-
-    Parameters
-    ----------
-    work : Workload
-        What is computed.
-    chain : str
-        The pass that found it, and how it is written.
-    calls : int
-        How often the module calls it.
-    contests : tuple of Contest
-        For all of its sizes.
-    """
+    """A workload of a module."""
 
     work: Workload
     chain: str
@@ -90,20 +78,7 @@ class Subject:
 class Trial:
     """Measures the plans of one subject that have no times yet.
 
-    Parameters
-    ----------
-    target : Target
-        What is compiled for.
-    device : MeasuringDevice
-        Where it runs.
-    database : Database
-        Gets every time at once.
-    deadline : float
-        By the clock of `time.monotonic`.
-    tuning : Tuning
-        Is told what was done.
-    progress : callable
-        Is told what begins.
+    `deadline` is by the clock of `time.monotonic`; the database gets every time at once.
     """
 
     target: Target

@@ -17,15 +17,7 @@ from .values import At, Axis, AxisValue, Const, Expr, Read, Size, apply, at
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads of a tensor are read: head h is ``start + step * h`` of `total`.
-
-    Parameters
-    ----------
-    total : int
-        Heads of the tensor.
-    start, step : int
-        The first head that is read, and the distance to the next one.
-    """
+    """Which heads of a tensor are read: head h is ``start + step * h`` of `total`."""
 
     total: int
     start: int = 0

@@ -55,20 +55,10 @@ def is_contraction(block: Block) -> bool:
 
 
 def distinct_bytes(graph: Graph, sizes: Sizes) -> dict[str, int]:
-    """Return the bytes of every operand that are read or written, each counted once.
+    """Return the bytes of each operand that are read or written, by slot; scalars are left out.
 
     Of a tensor that is read in part, as the prefix of a cache, the part counts: the box around its
     elements.
-
-    Parameters
-    ----------
-    graph, sizes
-        As in `matmul_flops`.
-
-    Returns
-    -------
-    dict of str to int
-        By the names of the slots; scalars are left out.
     """
     found = {}
     for slot in graph.slots:

@@ -20,7 +20,7 @@ def place_panels(
     packed: Sequence[SBlockRV],
     plan: CpuPlan,
 ) -> SBlockRV:
-    """Give tasks a panel each, which they pack and take through tiles of rows.
+    """Give tasks a panel each, to pack and take through tiles of rows; return the partial sums.
 
     rewrite::
 
@@ -30,11 +30,6 @@ def place_panels(
                                                        for k_part, i, j, k: partial
                                                        for i, j, k_part: acc += partial
                                                        for i: vectors j: out
-
-    Returns
-    -------
-    SBlockRV
-        The block of the partial sums.
     """
     acc, out = blocks
     k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, plan.steps])

@@ -41,11 +41,6 @@ def schedule_words(
                                                                   acc, out
 
     Blocks are moved before any is decomposed or put into another: those are no stages.
-
-    Parameters
-    ----------
-    vectors : WordVectors
-        Of the weights.
     """
     sch.parallel(sch.get_loops(sch.get_sblock("x_words"))[0])
     sums: list[tuple[SBlockRV, LoopRV]] = []

@@ -20,12 +20,7 @@ Extents = Mapping[tirx.Var, tirx.Expr]
 class View:
     """A matrix inside a parameter: element (i, j) lies at ``offset + i * stride + j``.
 
-    Parameters
-    ----------
-    source : tirx.Var
-        The parameter.
-    offset, stride : tirx.Expr
-        In elements; `offset` may contain batch variables.
+    `offset` may contain batch variables.
     """
 
     source: tirx.Var

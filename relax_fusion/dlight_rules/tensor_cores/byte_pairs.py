@@ -24,19 +24,7 @@ BYTES = ("uint8", *NUMBERS)
 
 @dataclass(frozen=True)
 class Byte:
-    """A byte of a word, which is made a wider number.
-
-    Parameters
-    ----------
-    cast : tirx.Cast
-        To the wider type.
-    dtype : str
-        What the byte is, of `BYTES`.
-    word : tirx.Expr
-        The word.
-    place : int
-        The number of the byte, from the lowest on.
-    """
+    """A byte of a word, counted from the lowest on, which is made a wider number."""
 
     cast: tirx.Cast
     dtype: str

@@ -27,15 +27,7 @@ WIDEST = 4
 
 @dataclass(frozen=True)
 class Run:
-    """Sums of a lane whose columns are neighbours.
-
-    Parameters
-    ----------
-    row, column : tirx.Expr
-        Of the first in the tile, int32.
-    sums : sequence of sequences of tirx.Expr
-        For each part of a column.
-    """
+    """Sums of a lane, for each part, whose columns are neighbours; the first is named."""
 
     row: tirx.Expr
     column: tirx.Expr

@@ -263,15 +263,7 @@ POST_NORM = "first_square_sum"
 
 @dataclass(frozen=True)
 class RowNorm:
-    """What the stages of a norm compute; see `relax_fusion.compute.contraction`.
-
-    Parameters
-    ----------
-    sums : tuple of s_tir.SBlock
-        The statistics, in order.
-    result : s_tir.SBlock
-        The normalised rows.
-    """
+    """What the stages of a norm compute; see `relax_fusion.compute.contraction`."""
 
     sums: tuple[SBlock, ...]
     result: SBlock

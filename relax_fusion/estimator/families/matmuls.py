@@ -285,23 +285,7 @@ def _unaligned_s(tile: Tile, shape: MatmulShape, dev: DeviceSpec) -> Any:
 
 @dataclass(frozen=True)
 class TilePrice(Price):
-    """The price of a plan whose blocks have tiles, by what its launches ask for and reach.
-
-    Parameters
-    ----------
-    dev : DeviceSpec
-        The device.
-    foot : Footprint
-        What a thread block occupies.
-    tile : Tile
-        What the plan asks for.
-    rates : Rates
-        What its kernel reaches.
-    columns : Columns
-        The weights of each launch.
-    early_s : float
-        As in `Price`.
-    """
+    """The price of a plan whose blocks have tiles, by what its launches ask for and reach."""
 
     dev: DeviceSpec
     foot: Footprint

@@ -20,17 +20,7 @@ from .shared_keys import apart, one_for_all
 
 @dataclass(frozen=True)
 class Laid:
-    """Operands and result in layouts that a kernel has.
-
-    Parameters
-    ----------
-    batch : PrimExpr or int
-        The batch size.
-    q_heads, kv_heads : int
-        Heads of queries, and of keys and values.
-    q_layout, kv_layout, out_layout : HeadLayout
-        Their layouts.
-    """
+    """Operands and result in layouts that a kernel has."""
 
     q: Operand
     k: Operand

@@ -135,12 +135,7 @@ def row_maximum(
 ) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
     """Read ``max(x, axis=-1, keepdims=True)``, or the first result of ``topk(x, 1)``.
 
-    Returns
-    -------
-    relax.Expr
-        The rows x.
-    tuple of relax.Var
-        The bindings from x to the maximum.
+    Return the rows x, and the bindings from there to the maximum.
     """
     path: tuple[relax.Var, ...] = ()
     while isinstance(expr, relax.Var):

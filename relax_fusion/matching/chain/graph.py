@@ -27,17 +27,7 @@ def flat(dims: Dims) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Formula:
-    """A tensor.
-
-    Parameters
-    ----------
-    dims : Dims
-        The axes of its dimensions.
-    element : Expr
-        An element, of these axes.
-    dtype : str
-        Of the tensor.
-    """
+    """A tensor, as an element at the axes of its dimensions."""
 
     dims: Dims
     element: Expr

@@ -28,17 +28,7 @@ PRODUCT = "relax.matmul"
 
 @dataclass(frozen=True)
 class Region:
-    """Calls that nothing outside reads but the last of them.
-
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    inside : frozenset of relax.Var
-        What they make.
-    out : relax.Var
-        What is read outside.
-    """
+    """Calls that nothing outside reads but the last of them."""
 
     view: BlockView
     inside: frozenset[relax.Var]

@@ -26,17 +26,7 @@ from .graph import Formula, Operand, Statement, as_graph, flat, moved
 
 @dataclass(frozen=True)
 class Written:
-    """A region as a block graph.
-
-    Parameters
-    ----------
-    graph : Graph
-        What it computes.
-    args : tuple of KernelArg
-        Its inputs, in the graph's order.
-    out : KernelOut
-        Its result.
-    """
+    """A region as a block graph."""
 
     graph: Graph
     args: tuple[KernelArg, ...]

@@ -38,22 +38,9 @@ class Callable_(Protocol):
 
 
 class Contender:
-    """Somebody who is measured.
+    """Somebody who is measured, one of `OURS` and `PEERS`.
 
-    Parameters
-    ----------
-    name : str
-        One of `OURS` and `PEERS`.
-    about : str
-        What exactly runs.
-    subject : Subject
-        Says what is run.
-    runs : Session or Callable_
-        What runs it.
-    same_weights : bool
-        Whether its results can be compared with ours.
-    use_threads : callable
-        Sets the threads of a CPU that it runs in.
+    Results can be compared with ours where weights are the same; `use_threads` is for CPUs.
     """
 
     threads = 0

@@ -29,20 +29,7 @@ PROMPT, NEW_TOKENS, SIZE = 128, 32, 128
 class Subject:
     """A compiled model with the sizes that it is measured at.
 
-    Parameters
-    ----------
-    directory : Path
-        What `compile` made.
-    manifest : Manifest
-        Its record.
-    device : tvm.runtime.Device
-        Where it runs.
-    sizes : dict of str to int
-        ``prompt`` and ``new_tokens`` of a decoder, the symbolic sizes of others.
-    source : Source, optional
-        What it was compiled from, if that was given.
-    imported : ImportedModel, optional
-        The module, where it came from a file.
+    `sizes` are ``prompt`` and ``new_tokens`` of a decoder, the symbolic sizes of others.
     """
 
     directory: Path

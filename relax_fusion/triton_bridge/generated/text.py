@@ -69,16 +69,7 @@ class Parameter:
 class KernelText:
     """A generated kernel.
 
-    Parameters
-    ----------
-    name : str
-        Of the function.
-    text : str
-        Its source.
-    operands : tuple of Parameter
-        What it takes of tensors, in order.
-    sizes : tuple of str
-        Dynamic dimensions that it takes behind them.
+    It takes dynamic `sizes` behind the tensors.
     """
 
     name: str

@@ -120,16 +120,7 @@ def sides_of(graph: Graph, space: IterationSpace, step: Step) -> tuple[str, str]
 class ChainPrice:
     """The price of a schedule on a CPU.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is computed.
-    schedule : Schedule
-        How, for dynamic dimensions of any size.
-    dev : DeviceSpec
-        A CPU.
-    packs_once : bool
-        Whether weights are packed in front of all blocks, not by each.
+    `packs_once`: weights are packed in front of all blocks, not by each.
     """
 
     def __init__(self, graph: Graph, schedule: Schedule, dev: DeviceSpec, packs_once: bool = False):

@@ -45,16 +45,7 @@ def narrow_plan(
 
     That is of as many rows as the next power of two, so that few are priced.
 
-    Parameters
-    ----------
-    family : KernelFamily
-        `CudaMatmul`.
-    work : NormMatmul
-        The first matmuls of adapters (`narrow_matmuls`).
-    dev : DeviceSpec
-        The device.
-    rows : int, optional
-        Up to which it serves; None if nothing bounds them.
+    `work` are the first matmuls of adapters (`narrow_matmuls`); the plan serves up to `rows`.
     """
     most = family.breaks.open_size if rows is None else rows
     return CudaPlan.of(_cheapest(family, Problem(work, dev), next_power(most)).plan)

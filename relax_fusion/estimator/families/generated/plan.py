@@ -102,17 +102,7 @@ def _numbers(text: str, what: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch of a plan.
-
-    Parameters
-    ----------
-    graph : Graph
-        What it computes.
-    schedule : Schedule
-        How, for dynamic dimensions of any size.
-    warps, stages : int
-        Of a block.
-    """
+    """One launch of a plan: the warps and the stages of its blocks."""
 
     graph: Graph
     schedule: Schedule

@@ -95,15 +95,7 @@ class _Parts:
 
 
 class BlockTime:
-    """The time of a block, as terms that its loops multiply.
-
-    Parameters
-    ----------
-    launched : Launched
-        The launch.
-    dev : DeviceSpec
-        The device.
-    """
+    """The time of a block, as terms that its loops multiply."""
 
     def __init__(self, launched: Launched, dev: DeviceSpec):
         self.schedule, self.dev, self.launched = launched.schedule, dev, launched
@@ -177,19 +169,7 @@ class BlockTime:
 
 
 def step_of(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> Step:
-    """Return the blocks of a launch.
-
-    Parameters
-    ----------
-    launched : Launched
-        The launch.
-    sizes : mapping of str to int
-        Elements of each loop.
-    dev : DeviceSpec
-        The device.
-    is_first : bool
-        Whether no other launch of the chain is in front of it.
-    """
+    """Return the blocks of a launch; the first of a chain has none of it in front."""
     parts, tile = _parts(launched, dev), launched.schedule.tile
     trips = {name: ceil_div(count, tile[name]) for name, count in sizes.items()}
     works = _total(parts.works, trips)

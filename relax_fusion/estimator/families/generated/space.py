@@ -146,19 +146,10 @@ def descended(
     seconds: Callable[[GeneratedPlan], float],
     starts: Iterable[GeneratedPlan] = (),
 ) -> list[GeneratedPlan]:
-    """Return most of the cheapest plans, in order, without pricing all.
+    """Return most of the cheapest plans, in order; price `starts`, but not all.
 
     Every other tile of a loop is priced; then, again and again, what differs from one of the
     cheapest by one step of one tile, or of the parts of a sum.
-
-    Parameters
-    ----------
-    every : iterable of GeneratedPlan
-        All plans.
-    seconds : callable
-        The price.
-    starts : iterable of GeneratedPlan
-        What is priced first instead.
     """
     by_loop: dict[str, dict[Tiles, list[GeneratedPlan]]] = {}
     for plan in every:
