@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 89_034, 508
+LIBRARY = 88_348, 508
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 64_973
