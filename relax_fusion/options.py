@@ -48,7 +48,8 @@ def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
 
 
 _OTHERS = (
-    *("FuseExperts", "FuseDequantize", "FoldReshapes", "UnshareTransposes", "FuseTransposeMatmul"),
+    *("FuseExperts", "RouteExperts", "FuseDequantize", "FoldReshapes", "UnshareTransposes"),
+    "FuseTransposeMatmul",
     *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
     *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),
     *("RecordKernels", "AppendInAttention", "MoveViews"),

@@ -74,6 +74,7 @@ from .transforms.lay_out_weights import LayOutWeights
 from .transforms.norms import LegalizeNorms
 from .transforms.parts import NameParts, ReadParts
 from .transforms.report_leftovers import ReportLeftovers
+from .transforms.routing import RouteExperts
 from .transforms.views import FoldReshapes, ReturnReshapedViews
 from .transforms.whole_graph import KeepResults
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
@@ -109,7 +110,8 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes += [] if name in left else [make(*told.get(name, ()))]
     if (report := options.report) is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
-    passes += [] if "FuseExperts" in options.disable else [FuseExperts(options.target)]
+    experts = {"FuseExperts": FuseExperts, "RouteExperts": RouteExperts}
+    passes += [p(options.target) for name, p in experts.items() if name not in options.disable]
     passes.append(FusePatterns(options.fuse))
     passes += [CompileAhead(options.target)] if has_triton(options.target) else []
     passes += [WidenFloat8Products(options.target), FuseDequantize(), SeparateWrites()]

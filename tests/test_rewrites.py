@@ -58,6 +58,7 @@ from relax_fusion.transforms.join_rotations import JoinRotations
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.parts import NameParts, ReadParts
+from relax_fusion.transforms.routing import RouteExperts
 from relax_fusion.transforms.views import FoldReshapes, ReturnReshapedViews
 from relax_fusion.transforms.whole_graph import KeepResults
 from relax_fusion.triton_bridge import EmitTritonKernels
@@ -84,6 +85,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "EmitTritonKernels": EmitTritonKernels(H200),
     "FiniteConstants": FiniteConstants(),
     "FuseExperts": FuseExperts(CPU),
+    "RouteExperts": RouteExperts(CPU),
     "FoldConstants": FoldConstants(),
     "FoldGridDepth": FoldGridDepth(),
     "FoldReshapes": FoldReshapes(),

@@ -35,7 +35,7 @@ Place: TypeAlias = tuple[Any, ...]
 Element: TypeAlias = Callable[[relax.Expr, Place], tirx.Expr]
 """Returns an element of a tensor that is not computed here."""
 
-_ARITHMETIC: dict[str, Callable[..., tirx.Expr]] = {
+ARITHMETIC: dict[str, Callable[..., tirx.Expr]] = {
     "relax.add": lambda x, y: x + y,
     "relax.subtract": lambda x, y: x - y,
     "relax.multiply": lambda x, y: x * y,
@@ -43,7 +43,7 @@ _ARITHMETIC: dict[str, Callable[..., tirx.Expr]] = {
     "relax.maximum": tirx.max,
     "relax.minimum": tirx.min,
 }
-_ACTIVATIONS = {
+FUNCTIONS = {
     "relax.sigmoid": "sigmoid",
     "relax.tanh": "tanh",
     "relax.nn.silu": "silu",
@@ -53,7 +53,7 @@ _ACTIVATIONS = {
 }
 MOVES = ("relax.expand_dims", "relax.squeeze", "relax.reshape", "relax.broadcast_to")
 _PARTS = ("relax.split", "relax.strided_slice")
-TAKEN = (*_ARITHMETIC, *_ACTIVATIONS, *MOVES, *_PARTS, "relax.clip", "relax.astype")
+TAKEN = (*ARITHMETIC, *FUNCTIONS, *MOVES, *_PARTS, "relax.clip", "relax.astype")
 """The operators that an expert's matmul takes along."""
 
 
@@ -83,12 +83,17 @@ class Formula:
         if isinstance(value, relax.TupleGetItem):
             return self._item(value, place)
         name, args = value.op.name, value.args
-        if name in _ARITHMETIC:
-            return _ARITHMETIC[name](*(self._broadcast(a, place) for a in args))
+        if name in ARITHMETIC:
+            return ARITHMETIC[name](*(self._broadcast(a, place) for a in args))
         if name in MOVES:
             moved = moved_place(value, place)
             assert moved is not None, "refused by `follows`"
             return self.at(args[0], moved)
+        if name == "relax.where":
+            chosen, this, other = (self._broadcast(a, place) for a in args)
+            return tirx.Select(chosen, this, other)
+        if name == "relax.full_like":
+            return self.at(args[1], ())
         if name == "relax.strided_slice":
             begin, stride = _slice(value)
             return self.at(args[0], _column(place, stride, begin))
@@ -109,12 +114,14 @@ class Formula:
 def _function(call: relax.Call, x: tirx.Expr) -> tirx.Expr:
     """Return a function of one element, in float32 if it is an activation."""
     name, dtype = call.op.name, dtype_of(call)
+    if name in ("relax.bitwise_not", "relax.logical_not"):
+        return tirx.Not(x)
     if name == "relax.astype":
-        return x.astype(dtype)
+        return x != tirx.const(0, str(x.ty.dtype)) if dtype == "bool" else x.astype(dtype)
     if name == "relax.clip":
         low, high = (tirx.const(float(bound.value), dtype) for bound in call.args[1:])
         return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
-    return activate(_ACTIVATIONS[name], x.astype(ACCUMULATE)).astype(dtype)
+    return activate(FUNCTIONS[name], x.astype(ACCUMULATE)).astype(dtype)
 
 
 def _column(place: Place, stride: int, start: int) -> Place:
@@ -125,10 +132,11 @@ def _column(place: Place, stride: int, start: int) -> Place:
 
 def _slice(call: relax.Call) -> tuple[int, int]:
     """Return where a slice of one axis begins, and its stride; -1 where they are not known."""
-    given = [call.args[2][0].value, *(each.value for strides in call.args[4:5] for each in strides)]
-    begin, stride = (*given, tirx.IntImm("int64", 1))[:2]
-    known = isinstance(begin, tirx.IntImm) and isinstance(stride, tirx.IntImm)
-    return (int(begin), int(stride)) if known else (-1, -1)
+    found = [each for numbers in (call.args[2], *call.args[4:5]) for each in numbers]
+    if not all(isinstance(each, tirx.IntImm) for each in found):
+        return -1, -1
+    begin, stride = (*map(int, found), 1)[:2]
+    return begin, stride
 
 
 def split_starts(call: relax.Call) -> list[int]:
@@ -215,7 +223,7 @@ def follows(view: BlockView, var: relax.Var, inside: set[int]) -> bool:
     if is_call(value, "relax.split"):
         return bool(rank) and int(value.attrs.axis) % rank == rank - 1
     if is_call(value, "relax.strided_slice"):
-        if len(value.args[1]) != 1 or int(value.args[1][0].value) % rank != rank - 1:
+        if len(value.args[1]) != 1 or int(value.args[1][0]) % rank != rank - 1:
             return False
         begin, stride = _slice(value)
         return begin >= 0 and stride > 0

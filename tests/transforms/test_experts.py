@@ -138,7 +138,8 @@ def test_a_layer_is_two_kernels(layout: str, gate: str, bias: bool, dynamic: boo
     mod = module(Layer(tokens=tokens), gated, layout, gate, bias)
     after = fused(mod)
     assert kernels(after) == 2
-    assert "R.take" not in after["main"].script()
+    text = after["main"].script()
+    assert not any(name in text for name in ("R.take", "R.split", "R.strided_slice", "R.multiply"))
     args = arguments(mod, 3 if dynamic else 5)
     wanted = run(mod, args)
     assert np.abs(run(after, args) - wanted).max() < 1e-5 * np.abs(wanted).max()

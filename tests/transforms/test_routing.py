@@ -1,0 +1,131 @@
+"""Choices of experts: the same numbers, and the first of equals, in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op
+from tvm.target import Target
+
+from relax_fusion import make_target
+from relax_fusion.transforms.routing import RouteExperts
+
+from ..support.quick import machine, quick_host, quickly
+
+EXPERTS = 12
+Make = Callable[[relax.BlockBuilder, relax.Var], list[relax.Var]]
+
+
+def softmax_first(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    best = builder.emit(op.topk(op.nn.softmax(x), 3, ret_type="both", dtype="int64"))
+    total = op.sum(best[0], axis=[-1], keepdims=True)
+    return [builder.emit(op.divide(best[0], total)), builder.emit(best[1])]
+
+
+def softmax_behind(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    best = builder.emit(op.topk(x, 4, ret_type="both", dtype="int32"))
+    return [builder.emit(op.nn.softmax(best[0])), builder.emit(best[1])]
+
+
+def by_groups(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    """Choose as DeepSeek-V3 does."""
+    rows, bias = x.ty.shape[0], np.linspace(0, 0.3, EXPERTS).astype("float32")
+    share = builder.emit(op.sigmoid(x))
+    score = builder.emit(op.add(share, relax.const(bias)))
+    grouped = op.reshape(score, [rows, 4, EXPERTS // 4])
+    two = builder.emit(op.topk(grouped, 2, ret_type="both", dtype="int64"))
+    group = builder.emit(op.topk(op.sum(two[0], axis=[-1]), 2, ret_type="both", dtype="int64"))
+    ones = op.broadcast_to(relax.const(1.0), [rows, 2])
+    zeros = op.full_like(op.sum(two[0], axis=[-1]), relax.const(0.0))
+    mask = builder.emit(op.scatter_elements(zeros, group[1], ones, axis=1))
+    wide = op.broadcast_to(op.expand_dims(mask, -1), [rows, 4, EXPERTS // 4])
+    hidden = op.bitwise_not(op.astype(op.reshape(wide, [rows, EXPERTS]), "bool"))
+    left = op.where(hidden, relax.const(float("-inf")), score)
+    best = builder.emit(op.topk(left, 3, ret_type="both", dtype="int64"))
+    ids = builder.emit(best[1])
+    chosen = builder.emit(op.gather_elements(share, ids, axis=1))
+    total = op.add(op.sum(chosen, axis=[-1], keepdims=True), relax.const(1e-20))
+    scaled = op.multiply(op.divide(chosen, total), relax.const(2.5))
+    return [builder.emit(scaled), ids]
+
+
+def module(make: Make, rows: int | tirx.Var = 7, experts: int = EXPERTS) -> tvm.IRModule:
+    """Return a function of logits that returns shares and experts, each times or plus one."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([rows, experts], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            share, ids = make(builder, x)
+            flat = op.reshape(share, [rows * share.ty.shape[1]])
+            more = op.add(ids, relax.const(1, ids.ty.dtype))
+            result = builder.emit_output((builder.emit(flat), builder.emit(more)))
+        builder.emit_func_output(result)
+    return relax.transform.CanonicalizeBindings()(builder.get())
+
+
+def fused(mod: tvm.IRModule, target: Target | None = None) -> tvm.IRModule:
+    """Return a module after the pass."""
+    target = target or quick_host()
+    with target:
+        after = RouteExperts(target)(mod)
+    relax.analysis.well_formed(after)
+    return after
+
+
+def run(mod: tvm.IRModule, x: np.ndarray) -> list[np.ndarray]:
+    """Return what a module computes."""
+    return [each.numpy() for each in machine(quickly(mod))["main"](tvm.runtime.tensor(x))]
+
+
+def same(mod: tvm.IRModule, x: np.ndarray) -> None:
+    """Check what the kernel computes, and that there is one."""
+    after = fused(mod)
+    text = after["main"].script()
+    assert text.count("R.call_tir(") == 1 and "R.topk" not in text
+    (share, ids), (wanted, places) = run(after, x), run(mod, x)
+    np.testing.assert_array_equal(ids, places)
+    np.testing.assert_allclose(share, wanted, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_choice_is_one_kernel(make: Make, dynamic: bool) -> None:
+    x = np.random.default_rng(0).standard_normal((5 if dynamic else 7, EXPERTS)).astype("float32")
+    same(module(make, tirx.Var("n", "int64") if dynamic else 7), x)
+
+
+@pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups])
+def test_of_equals_the_first_is_chosen(make: Make) -> None:
+    x = np.random.default_rng(1).integers(0, 3, (7, EXPERTS)).astype("float32")
+    x[0], x[1, ::2] = 0, -0.0
+    same(module(make), x)
+
+
+def test_experts_of_nan_are_experts() -> None:
+    x = np.full((7, EXPERTS), np.nan, "float32")
+    x[1:, :6] = np.arange(6)
+    _, ids = run(fused(module(softmax_behind)), x)
+    assert all(len({*row}) == 4 and {*row} <= {*range(1, EXPERTS + 1)} for row in ids.tolist())
+
+
+def smallest(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    best = builder.emit(op.topk(x, 4, ret_type="both", largest=False, dtype="int64"))
+    return [builder.emit(best[0]), builder.emit(best[1])]
+
+
+@pytest.mark.parametrize(("make", "experts"), [(smallest, EXPERTS), (softmax_behind, 1025)])
+def test_other_choices_are_left(make: Make, experts: int) -> None:
+    mod = module(make, experts=experts)
+    assert fused(mod).same_as(mod)
+
+
+@pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups])
+def test_gpus_have_one_launch(make: Make) -> None:
+    target = make_target("h200")
+    mod = fused(module(make, tirx.Var("n", "int64")), target)
+    (func,) = (f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
+    assert func.script().count('thread="blockIdx.x"') == 1
+    tvm.tirx.build(func.with_attr("global_symbol", "main"), target)
