@@ -1,0 +1,193 @@
+"""The tensor expressions of a choice of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, Protocol
+
+from tvm import relax, te, tirx
+
+from ..matching.pattern import BlockView, is_call
+from ..matching.shapes import dtype_of
+from ..tvm_ir import GenericConst
+from .expert_values import MOVES, Formula, Place, sizes
+
+STAGES = ("relax.nn.softmax", "relax.sum", "relax.gather_elements", "relax.scatter_elements")
+"""Steps that look at whole rows, beside ``topk``."""
+
+
+class Region(Protocol):
+    """Steps that one kernel computes."""
+
+    view: BlockView
+    inside: dict[relax.Var, None]
+    outputs: list[relax.Var]
+
+    def lead(self, shape: list[Any]) -> int | None:
+        """Return how many dimensions in front are the rows."""
+
+
+def number_of(view: BlockView, expr: relax.Expr) -> GenericConst | None:
+    """Return the number that all elements of a tensor are."""
+    value = view.definition(expr)
+    while is_call(value, *MOVES, "relax.full", "relax.full_like"):
+        place = 1 if is_call(value, "relax.full", "relax.full_like") else 0
+        value = view.definition(value.args[place])
+    return value if isinstance(value, GenericConst) and not value.ty.shape else None
+
+
+class RoutingKernel:
+    """The tensor expressions of a region."""
+
+    def __init__(self, region: Region):
+        self.region, self.view = region, region.view
+        elements = [v for v in region.inside if not self._is_stage(v)]
+        self.formula = Formula(self.view, elements, self._leaf)
+        self.operands: dict[int, relax.Expr] = {}
+        self.given: dict[int, te.Tensor] = {}
+        self.stages: dict[tuple[int, str], te.Tensor] = {}
+
+    def _is_stage(self, var: relax.Var) -> bool:
+        value = self.view.defs[var]
+        return isinstance(value, relax.TupleGetItem) or is_call(value, *STAGES, "relax.topk")
+
+    def find_operands(self) -> list[relax.Expr]:
+        """Return what the kernel reads, in order."""
+        self.compute()
+        return [*self.operands.values()]
+
+    def compute(self, *given: te.Tensor) -> list[te.Tensor]:
+        """Return the outputs."""
+        self.given = dict(zip(self.operands, given, strict=bool(given)))
+        self.stages = {}
+        return [self._tensor(var) for var in self.region.outputs]
+
+    def _tensor(self, var: relax.Var) -> te.Tensor:
+        if self._is_stage(var):
+            return self._made(var)
+        return self._stage(var, "value", sizes(var), lambda *at: self.formula.at(var, at))
+
+    def _leaf(self, expr: relax.Expr, place: Place) -> tirx.Expr:
+        if isinstance(expr, relax.Var) and expr in self.region.inside:
+            return self._made(expr)(*place)
+        self.operands.setdefault(hash(expr), expr)
+        if hash(expr) not in self.given:
+            self.given[hash(expr)] = te.placeholder(sizes(expr), dtype_of(expr))
+        return self.given[hash(expr)](*place)
+
+    def _stage(
+        self, var: relax.Var, kind: str, shape: list[Any], element: Callable[..., Any]
+    ) -> te.Tensor:
+        key = hash(var), kind
+        if key not in self.stages:
+            lead = self.region.lead(shape)
+            made = te.compute(shape, element, f"{kind}{len(self.stages)}_rows{lead}")
+            self.stages[key] = made
+        return self.stages[key]
+
+    def _made(self, var: relax.Var) -> te.Tensor:
+        """Return the tensor of a step that looks at whole rows."""
+        value = self.view.defs[var]
+        if isinstance(value, relax.TupleGetItem):
+            return self._chosen(var, self.view.defs[value.tuple_value], value.index)
+        name = value.op.name.removeprefix("relax.").removeprefix("nn.")
+        return getattr(self, f"_{name}")(var, value)
+
+    def _row(self, source: relax.Expr, at: tuple[Any, ...], dtype: str = "float32") -> Any:
+        """Return a loop over a row of a tensor, and the element that it is at."""
+        axis = te.reduce_axis((0, sizes(source)[-1]), "e")
+        return axis, self.formula.at(source, (*at, axis.var)).astype(dtype)
+
+    def _softmax(self, var: relax.Var, call: relax.Call) -> te.Tensor:
+        source, shape = call.args[0], sizes(var)
+
+        def reduced(made: Any, value: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+            def element(*at: tirx.Var) -> tirx.Expr:
+                axis, x = self._row(source, at)
+                return made(value(x, at), axis)
+
+            return element
+
+        top = self._stage(var, "top", shape[:-1], reduced(te.max, lambda x, _: x))
+        total = self._stage(
+            var, "total", shape[:-1], reduced(te.sum, lambda x, at: te.exp(x - top(*at)))
+        )
+
+        def share(*at: tirx.Var) -> tirx.Expr:
+            x = self.formula.at(source, at).astype("float32")
+            return (te.exp(x - top(*at[:-1])) / total(*at[:-1])).astype(dtype_of(var))
+
+        return self._stage(var, "softmax", shape, share)
+
+    def _sum(self, var: relax.Var, call: relax.Call) -> te.Tensor:
+        rank = len(sizes(call.args[0])) - 1
+
+        def total(*at: tirx.Var) -> tirx.Expr:
+            axis, x = self._row(call.args[0], at)
+            return te.sum(x, axis)
+
+        wide = self._stage(var, "sum", sizes(call.args[0])[:-1], total)
+        dtype = dtype_of(var)
+        if dtype == "float32" and len(sizes(var)) == rank:
+            return wide
+        return self._stage(var, "whole", sizes(var), lambda *at: wide(*at[:rank]).astype(dtype))
+
+    def _chosen(self, var: relax.Var, call: relax.Call, item: int) -> te.Tensor:
+        """Return the largest elements, or where they are: those with so many in front of them."""
+        source = call.args[0]
+        infinite, int64 = tirx.const(inf, "float32"), tirx.const(0, "int64")
+
+        def key(*at: tirx.Var) -> tirx.Expr:
+            x = self.formula.at(source, at).astype("float32")
+            return tirx.Select(tirx.isnan(x), infinite, x)
+
+        keys = self._stage(call, "key", sizes(source), key)
+
+        def rank(*at: tirx.Var) -> tirx.Expr:
+            axis = te.reduce_axis((0, sizes(source)[-1]), "e")
+            mine, other = keys(*at), keys(*at[:-1], axis.var)
+            front = tirx.any(other > mine, tirx.all(other == mine, axis.var < at[-1]))
+            return te.sum(tirx.Select(front, tirx.const(1, "int32"), tirx.const(0, "int32")), axis)
+
+        ranks = self._stage(call, "rank", sizes(source), rank)
+        dtype = dtype_of(var)
+
+        def found(*at: tirx.Var) -> tirx.Expr:
+            axis = te.reduce_axis((0, sizes(source)[-1]), "e")
+            here = ranks(*at[:-1], axis.var) == at[-1].astype("int32")
+            return te.max(tirx.Select(here, axis.var, int64), axis)
+
+        places = self._stage(call, "place", sizes(var), found)
+        if item:
+            return self._stage(var, "ids", sizes(var), lambda *at: places(*at).astype(dtype))
+        return self._stage(
+            var, "largest", sizes(var), lambda *at: self.formula.at(source, (*at[:-1], places(*at)))
+        )
+
+    def _gather_elements(self, var: relax.Var, call: relax.Call) -> te.Tensor:
+        data, ids = call.args
+
+        def element(*at: tirx.Var) -> tirx.Expr:
+            index = self.formula.at(ids, at).astype("int64")
+            return self.formula.at(data, (*at[:-1], index))
+
+        return self._stage(var, "gathered", sizes(var), element)
+
+    def _scatter_elements(self, var: relax.Var, call: relax.Call) -> te.Tensor:
+        data, ids, updates = call.args
+        number = number_of(self.view, updates)
+        assert number is not None, "refused by `_marks`"
+        one, none = tirx.const(1, "int32"), tirx.const(0, "int32")
+
+        def marked(*at: tirx.Var) -> tirx.Expr:
+            axis, index = self._row(ids, at[:-1], "int64")
+            return te.max(tirx.Select(index == at[-1].astype("int64"), one, none), axis)
+
+        marks = self._stage(var, "marked", sizes(var), marked)
+        written = tirx.const(number.value.numpy().item(), dtype_of(var))
+
+        def element(*at: tirx.Var) -> tirx.Expr:
+            return tirx.Select(marks(*at) == one, written, self.formula.at(data, at))
+
+        return self._stage(var, "scattered", sizes(var), element)
