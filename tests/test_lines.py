@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 88_348, 508
+LIBRARY = 88_836, 511
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 64_973
+TESTS = 65_107
 """The most lines of Python in ``tests/``."""
 
 
