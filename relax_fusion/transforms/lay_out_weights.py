@@ -143,7 +143,7 @@ def panels_of(
     for index, projection in enumerate(work.outputs):
         array = _by_columns(weights[f"w{index}"], projection.layout)
         parts, rope = array[None], projection.rope
-        if rope is not None:
+        if rope is not None and projection.head_norm is None:
             pairs = np.arange(len(array) // 2)
             parts = array[np.stack([feature_of(rope, part, pairs) for part in range(2)])]
         yield _in_panels(parts, plan.reg_n)
