@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
@@ -12,7 +9,7 @@ from . import kv_cache
 from .config import GPT2Config
 from .kv_cache import Cache
 from .layers import Embedding, Recipe, activation, last_position, project_to_vocabulary
-from .places import Place, step
+from .places import Decoder, Place
 from .shards import WHOLE, Places, Shards
 
 
@@ -74,7 +71,7 @@ class GPT2Model(nn.Module):
         self.ln_f = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
 
-class GPT2LMHeadModel(nn.Module):
+class GPT2LMHeadModel(Decoder):
     """A GPT-2 decoder with its output head."""
 
     def __init__(
@@ -85,16 +82,6 @@ class GPT2LMHeadModel(nn.Module):
         if not self.tied:
             self.lm_head = nn.Linear(config.hidden_size, shards.rows(self.vocab), bias=False)
         self.to(dtype)
-
-    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
-        """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
-        return self._run(input_ids, Place(input_ids.shape[1], total_len), caches)
-
-    def decode(
-        self, input_ids: Tensor, length: Tensor, total_len: tirx.Var, caches: list[Tensor]
-    ) -> Any:
-        """Run one token of each sequence, and put those that follow in its place; see `step`."""
-        return step(self._run, input_ids, Place(1, total_len, length), caches)
 
     def _run(self, ids: Tensor, place: Place, caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         x = self.transformer.wte(ids) + place.rows(self.transformer.wpe.weight)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
-from tvm import tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
@@ -21,7 +19,7 @@ from .layers import (
     project_to_vocabulary,
     soft_capped,
 )
-from .places import Place, step
+from .places import Decoder, Place
 from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
 from .shards import WHOLE, Places, Shards
 
@@ -174,7 +172,7 @@ class LlamaModel(nn.Module):
         self.norm = _norm(config, config.hidden_size)
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(Decoder):
     """A LLaMA decoder with its output head."""
 
     def __init__(
@@ -188,16 +186,6 @@ class LlamaForCausalLM(nn.Module):
         self.to(dtype)
         for table in (self.model.rope_cos, self.model.rope_sin):
             table.to("float32")
-
-    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
-        """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
-        return self._run(input_ids, Place(input_ids.shape[1], total_len), caches)
-
-    def decode(
-        self, input_ids: Tensor, length: Tensor, total_len: tirx.Var, caches: list[Tensor]
-    ) -> Any:
-        """Run one token of each sequence, and put those that follow in its place; see `step`."""
-        return step(self._run, input_ids, Place(1, total_len, length), caches)
 
     def _run(self, ids: Tensor, place: Place, caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         x = self.model.embed_tokens(ids)

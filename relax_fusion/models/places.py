@@ -8,6 +8,7 @@ from functools import cache as cached
 from typing import Any
 
 from tvm import relax, tirx
+from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 from tvm.relax.frontend.nn.core import wrap_nested
 from tvm.script import tirx as T
@@ -108,35 +109,33 @@ class Place:
         return wrap_nested(seen, "seen")
 
 
-def step(run: Callable[..., Any], ids: Tensor, place: Place, caches: list[Tensor]) -> Any:
-    """Run one token of each sequence, and make the tokens that follow those of the next step.
+class Decoder(nn.Module):
+    """What makes logits and the next caches of the tokens of a call, by `_run`."""
 
-    Parameters
-    ----------
-    run : callable
-        Returns logits ``[batch, 1, vocab]`` and the caches of the three that come next.
-    ids : Tensor
-        int32 ``[batch, 1]``; overwritten by the tokens with the largest logits.
-    place : Place
-        Its length is counted up.
-    caches : list[Tensor]
-        Those of all layers.
+    _run: Callable[[Tensor, Place, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
-    Returns
-    -------
-    tuple
-        The logits, the caches, and `ids` and the length after the step.
-    """
-    logits, caches = run(ids, place, caches)
-    chosen = wrap_nested(relax.op.argmax(logits._expr, axis=-1), "chosen")
-    ids, length = op.tensor_ir_inplace_op(
-        for_sizes(_advance(), chosen),
-        "advance",
-        args=[chosen, place.length, ids, place.length],
-        inplace_indices=[2, 3],
-        out=[ids, place.length],
-    )
-    return logits, caches, ids, length
+    def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]) -> Any:
+        """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
+        return self._run(input_ids, Place(input_ids.shape[1], total_len), caches)
+
+    def decode(
+        self, input_ids: Tensor, length: Tensor, total_len: tirx.Var, caches: list[Tensor]
+    ) -> Any:
+        """Run one token of each sequence, and make the tokens that follow those of the next step.
+
+        `input_ids`, int32 ``[batch, 1]``, is overwritten by the tokens with the largest logits,
+        and the length counted up.  Both are returned behind the logits and the caches.
+        """
+        logits, caches = self._run(input_ids, Place(1, total_len, length), caches)
+        chosen = wrap_nested(relax.op.argmax(logits._expr, axis=-1), "chosen")
+        input_ids, length = op.tensor_ir_inplace_op(
+            for_sizes(_advance(), chosen),
+            "advance",
+            args=[chosen, length, input_ids, length],
+            inplace_indices=[2, 3],
+            out=[input_ids, length],
+        )
+        return logits, caches, input_ids, length
 
 
 @cached
