@@ -6,7 +6,7 @@ keyed by variables calls ``==`` of TVM at each look-up: a third of the time of m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import tvm_ffi
@@ -45,19 +45,9 @@ def bound_sizes(bindings: Sequence[relax.Binding]) -> set[Identity]:
     return found
 
 
-def binders(
-    bindings: Sequence[relax.Binding], bound: Collection[Identity] | None = None
-) -> dict[Identity, list[relax.Var]]:
-    """Return, by variable, the match_casts that bind the sizes which its binding needs.
-
-    Parameters
-    ----------
-    bindings : sequence of Binding
-        Those of a block.
-    bound : collection of int, optional
-        What `bound_sizes` says of them, where they are in no valid order.
-    """
-    bound = bound_sizes(bindings) if bound is None else bound
+def binders(bindings: Sequence[relax.Binding]) -> dict[Identity, list[relax.Var]]:
+    """Return, by variable, the match_casts of a block that bind the sizes its binding needs."""
+    bound = bound_sizes(bindings)
     makers: dict[Identity, relax.Var] = {}
     for binding in bindings if bound else ():
         if isinstance(binding, relax.MatchCast):
@@ -65,7 +55,7 @@ def binders(
                 makers.setdefault(size, binding.var)
     needed: dict[Identity, list[relax.Var]] = {}
     for binding in bindings if bound else ():
-        names = (_names(binding) & makers.keys()) & set(bound)
+        names = (_names(binding) & makers.keys()) & bound
         found = {hash(makers[size]): makers[size] for size in names}
         found.pop(hash(binding.var), None)
         if found:

@@ -83,7 +83,6 @@ def kernel_text(
     schedule: Schedule,
     sizes: Sizes | None = None,
     means: Means = Means(),
-    name: str = "chain",
 ) -> KernelText:
     """Return the Triton kernel that computes a graph as a schedule says.
 
@@ -97,8 +96,6 @@ def kernel_text(
         Sizes of the dynamic dimensions for which the schedule was made.  The kernel takes any.
     means : Means
         What of the device it may use.
-    name : str
-        Of the function.
 
     Raises
     ------
@@ -117,8 +114,8 @@ def kernel_text(
     writer = _Writer(graph, schedule, blocks, means)
     lines = "\n".join(writer.lines())
     taken = ", ".join([*writer.parameters, *(f"{d}_size" for d in graph.dims)])
-    text = f"@triton.jit\ndef {name}({taken}):\n{lines}\n"
-    return KernelText(name, text, tuple(writer.parameters.values()), graph.dims)
+    text = f"@triton.jit\ndef chain({taken}):\n{lines}\n"
+    return KernelText("chain", text, tuple(writer.parameters.values()), graph.dims)
 
 
 class _Writer:

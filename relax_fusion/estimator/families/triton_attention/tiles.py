@@ -19,9 +19,6 @@ from ...tile_plan import TilePlan
 
 FAMILIES = ("attention", "flash", "groups", "halves")
 
-GROUPED_FAMILIES = ("groups", "halves")
-"""Families for short sequences, which hold all keys at once."""
-
 MAPPED_FAMILIES = ("flash", "halves")
 """Families that get queries, keys and values as tensor maps."""
 
