@@ -37,6 +37,7 @@ from tvm import tirx
 
 from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
+from ..matching.expressions import int64
 from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
 from .attention_scores import OnlineSoftmax, Place, ScoreBlocks, Scores
@@ -46,7 +47,6 @@ from .attention_tile import (
     TileShape,
     arrange,
     block,
-    int64,
     place_of,
     scratch,
     tile_shape,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from ..matching.expressions import int64
 from ..tvm_ir import T
 from ..workload import Attention, MaskDims
 from .activations import tanh
@@ -30,7 +31,6 @@ from .attention_tile import (
     block,
     finite,
     halves,
-    int64,
     let,
     minus_infinity,
     scratch,

@@ -11,6 +11,7 @@ from tvm import tirx
 
 from ..estimator.families.attention_tiles import FEW_ROWS
 from ..estimator.tile_plan import TilePlan
+from ..matching.expressions import int64
 from ..tvm_ir import IRBuilder, T
 from ..workload import Attention
 
@@ -19,11 +20,6 @@ WARP = 32
 
 FLOAT = "float32"
 """Type of scores, sums and scratch."""
-
-
-def int64(value: int) -> tirx.Expr:
-    """Return `value` as an int64 constant, the index type of Relax."""
-    return tirx.const(value, "int64")
 
 
 def arrange(layout: str, b: object, s: object, n: object, h: object) -> list[object]:

@@ -12,6 +12,7 @@ from typing import Any
 from tvm import ir, te, tirx
 
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
+from ..matching.expressions import int64
 from ..tvm_ir import IRBuilder, T
 from ..workload import ACTIVATIONS, INTEGER_DTYPES, Dim, DynamicDim, Graph, Operand, Workload
 from ..workload.graph import Block
@@ -39,7 +40,7 @@ def declare(graph: Graph) -> list[tirx.Var]:
 
     def declared(operand: Operand) -> tirx.Var:
         if operand.shape is not None:
-            shape = [_int64(d) if isinstance(d, int) else sizes[d.name] for d in operand.shape]
+            shape = [int64(d) if isinstance(d, int) else sizes[d.name] for d in operand.shape]
             return T.arg(operand.name, T.buffer(shape, operand.dtype))
         dim = told[operand.name]
         number = sizes[dim.name] if isinstance(dim, DynamicDim) else tirx.Var(operand.name, "int64")
@@ -68,7 +69,7 @@ def dims_of(graph: Graph, params: Sequence[tirx.Var]) -> dict[str, tirx.Expr]:
 
 def within(bounds: Mapping[str, int], dims: Mapping[str, tirx.Expr]) -> tirx.Expr:
     """Return the condition that dynamic dimensions are within bounds, of which there are some."""
-    return tirx.all(*(dims[name] <= _int64(upper) for name, upper in bounds.items()))
+    return tirx.all(*(dims[name] <= int64(upper) for name, upper in bounds.items()))
 
 
 def reference_prim_func(graph: Graph) -> tirx.PrimFunc:
@@ -82,10 +83,6 @@ def reference_prim_func(graph: Graph) -> tirx.PrimFunc:
         for block in graph.blocks:
             writer.write(block)
     return builder.get()
-
-
-def _int64(value: int) -> tirx.Expr:
-    return tirx.IntImm("int64", value)
 
 
 def _ratio(x: tirx.Expr, y: tirx.Expr) -> tirx.Expr:
@@ -221,7 +218,7 @@ class Writer:
         if isinstance(value, Op):
             return FUNCTIONS[value.name](*map(self._limit, value.args))
         assert isinstance(value, Size | Const)
-        return self._size(value.dim) if isinstance(value, Size) else _int64(int(value.value))
+        return self._size(value.dim) if isinstance(value, Size) else int64(int(value.value))
 
     def _value(self, value: Expr) -> tirx.Expr:
         """Return a value in the dtype of the statement."""
@@ -250,13 +247,13 @@ class Writer:
 
     def _index(self, at: At) -> tirx.Expr:
         """Return a coordinate."""
-        terms = [self.axes[a] if s == 1 else self.axes[a] * _int64(s) for a, s in at.terms]
-        terms += [_int64(at.start)] if at.start or not terms else []
+        terms = [self.axes[a] if s == 1 else self.axes[a] * int64(s) for a, s in at.terms]
+        terms += [int64(at.start)] if at.start or not terms else []
         found = terms[0]
         for term in terms[1:]:
             found = found + term
-        found = found // _int64(at.div) if at.div != 1 else found
+        found = found // int64(at.div) if at.div != 1 else found
         return found if at.mod is None else found % self._size(at.mod)
 
     def _size(self, dim: Dim) -> tirx.Expr:
-        return _int64(dim) if isinstance(dim, int) else self.dims[dim.name]
+        return int64(dim) if isinstance(dim, int) else self.dims[dim.name]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from tvm import ir, tirx
 
 from ..estimator.families.cpu_generated.price import DOT_COLUMNS
+from ..matching.expressions import int64
 from ..tiling import Compute, Load, Store
 from ..tiling.space import Step
 from ..tiling.structure import Node
@@ -16,7 +17,7 @@ from ..workload.graph import Block
 from ..workload.values import Read
 from .activations import ACCUMULATE
 from .reference import larger
-from .tile_writer import int64, rounded_up
+from .tile_writer import rounded_up
 from .weight_panels import PANEL, WeightPanels
 
 

@@ -15,6 +15,7 @@ from tvm import te, tirx
 
 from ..errors import LoweringError
 from ..estimator.families.cpu_generated.price import Registers
+from ..matching.expressions import int64
 from ..tiling import Compute, Load, Loop, Schedule, Store
 from ..tiling.space import Step
 from ..tiling.structure import Node
@@ -25,7 +26,7 @@ from ..workload.roofline import Sizes
 from .activations import ACCUMULATE
 from .reference import declare, dims_of
 from .register_tiles import RegisterTiles
-from .tile_writer import ChainTiling, int64, only_if
+from .tile_writer import ChainTiling, only_if
 from .weight_panels import Packing
 
 

@@ -9,6 +9,7 @@ from tvm import ir, tirx
 
 from ..errors import LoweringError
 from ..estimator.families.cpu_generated.price import Registers
+from ..matching.expressions import int64
 from ..tiling import Schedule
 from ..tiling.axes import loop_names
 from ..tiling.space import Step
@@ -19,11 +20,6 @@ from ..workload.values import Read
 from .activations import ACCUMULATE
 from .reference import FUNCTIONS, Writer
 from .stages import as_stored
-
-
-def int64(value: int) -> tirx.Expr:
-    """Return a number as TIR counts with."""
-    return tirx.IntImm("int64", value)
 
 
 def rounded_up(count: tirx.Expr, part: int) -> tirx.Expr:

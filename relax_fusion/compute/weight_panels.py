@@ -11,13 +11,14 @@ from typing import Literal, TypeAlias
 from tvm import ir, tirx
 
 from ..estimator.families.cpu_generated.price import DOT_COLUMNS, Registers, sides_of
+from ..matching.expressions import int64
 from ..tiling.space import Access, Step, access
 from ..tvm_ir import T
 from ..workload import Graph
 from ..workload.graph import Block
 from ..workload.values import At, Read, reads
 from .activations import ACCUMULATE
-from .tile_writer import ChainTiling, TileWriter, int64, only_if
+from .tile_writer import ChainTiling, TileWriter, only_if
 
 TURNED = "turned"
 """Name of the blocks that copy a square of a weight which is to be transposed on the way."""

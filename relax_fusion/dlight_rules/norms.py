@@ -13,11 +13,10 @@ from ..estimator.limits import VECTOR_LOAD_BYTES
 from ..estimator.prediction import ceil_div, next_power
 from ..hardware import DeviceSpec
 from ..hardware.target import device_of, is_cpu, is_gpu
-from ..matching.expressions import variables_of
+from ..matching.expressions import is_number, variables_of
 from ..tvm_ir import Analyzer, SBlock, SBlockRV
 from ..workload import FLOAT_BYTES
 from . import verbs
-from .generic_matmul.layout import is_unit
 from .generic_matmul.matmul import generic_matmul
 from .row_blocks import RowBlock, blocks_of_rows, count_rows_first, inline, is_plain
 from .safe_rule import SafeRule
@@ -180,7 +179,7 @@ def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
     the middle of a vector, and TVM finds no size for one that is guarded by a symbolic end.
     """
     found = sch.get(block.rv)
-    wide = [v.dom.extent for v in found.iter_vars if not is_unit(v.dom.extent)]
+    wide = [v.dom.extent for v in found.iter_vars if not is_number(v.dom.extent, 1)]
     last = int(wide[-1]) if wide and isinstance(wide[-1], tirx.IntImm) else 1
     regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
     sizes = [FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]

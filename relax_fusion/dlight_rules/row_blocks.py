@@ -8,10 +8,9 @@ from functools import partial
 
 from tvm import s_tir, tirx
 
-from ..matching.expressions import substitute, without_offset
+from ..matching.expressions import is_number, substitute, without_offset
 from ..tvm_ir import SBlock, SBlockRealize, SBlockRV, structural_equal
 from . import verbs
-from .generic_matmul.layout import is_unit
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
         front, back = variables[:leading], variables[leading:]
         if any(v.iter_type != tirx.IterVar.DataPar for v in front):
             return None
-        if any(v.iter_type != kind and not is_unit(v.dom.extent) for v in back):
+        if any(v.iter_type != kind and not is_number(v.dom.extent, 1) for v in back):
             return None
         width = _sizes(back)
         if width and not _same(width, columns):
@@ -148,7 +147,7 @@ def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBloc
 
 def _runs_along_memory(reduction: SBlock) -> bool:
     """Tell whether it reads a tensor row by row, each value once; rows may begin behind others."""
-    wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
+    wide = [v for v in reduction.iter_vars if not is_number(v.dom.extent, 1)]
     reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
     for region in reduction.reads:
         extents = {v.var: v.dom.extent for v in reduction.iter_vars}
@@ -167,7 +166,7 @@ def _digits(index: tirx.Expr, extents: Mapping[tirx.Var, tirx.Expr]) -> tuple[ti
     if not isinstance(index, tirx.Add) or index.b not in extents:
         return (index,)
     outer, size = index.a, extents[index.b]
-    if is_unit(size):
+    if is_number(size, 1):
         return (outer,)
     if isinstance(outer, tirx.Mul) and structural_equal(outer.b, size):
         return outer.a, index.b
@@ -176,7 +175,7 @@ def _digits(index: tirx.Expr, extents: Mapping[tirx.Var, tirx.Expr]) -> tuple[ti
 
 def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:
     """Return the extents of variables, but for those of one value."""
-    return [v.dom.extent for v in variables if not is_unit(v.dom.extent)]
+    return [v.dom.extent for v in variables if not is_number(v.dom.extent, 1)]
 
 
 def _same(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> bool:
@@ -188,7 +187,7 @@ def _leading(variables: Sequence[tirx.IterVar], rows: Sequence[tirx.Expr]) -> in
     """Return how many of the first variables make up the rows."""
     position = 0
     for size in rows:
-        while position < len(variables) and is_unit(variables[position].dom.extent):
+        while position < len(variables) and is_number(variables[position].dom.extent, 1):
             position += 1
         if position == len(variables) or not _same([variables[position].dom.extent], [size]):
             return None

@@ -12,6 +12,7 @@ from tvm import ir, relax, tirx
 from ..matching.expressions import (
     different,
     found_in,
+    is_number,
     loads_of,
     substitute,
     variables_of,
@@ -183,17 +184,13 @@ def _both(a: Edge, b: Edge) -> Edge:
 
 def _same(stage: Stage, indices: Sequence[tirx.Expr], shape: Sequence[tirx.Expr]) -> bool:
     """Tell whether a load is at the place of the result, axes of one element left aside."""
-    wide = [i for i, size in zip(indices, shape, strict=True) if not _is_one(size)]
-    own = [v for v in stage.spatial if not _is_one(stage.extents[v])]
-    sizes = [s for s in shape if not _is_one(s)]
+    wide = [i for i, size in zip(indices, shape, strict=True) if not is_number(size, 1)]
+    own = [v for v in stage.spatial if not is_number(stage.extents[v], 1)]
+    sizes = [s for s in shape if not is_number(s, 1)]
     return len(wide) == len(own) and all(
         i.same_as(v) and Analyzer().can_prove_equal(stage.extents[v], s)
         for i, v, s in zip(wide, own, sizes, strict=True)
     )
-
-
-def _is_one(size: tirx.Expr) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
 
 
 def _repeats(stage: Stage, load: TensorLoad) -> float:
@@ -241,14 +238,14 @@ def _slots(value: tirx.Expr) -> float:
 
 def _is_spread(stage: Stage, load: TensorLoad) -> bool:
     """Tell whether a load is at the place of the result, but for its last axis."""
-    own = [v for v in stage.spatial if not _is_one(stage.extents[v])]
+    own = [v for v in stage.spatial if not is_number(stage.extents[v], 1)]
     return bool(own) and not stage.reduced and _is_at(load, own[:-1])
 
 
 def _width(stage: Stage) -> int:
     """Return how many elements a sum takes of each row of memory, 0 if it takes others."""
     loads = [v for v in loads_of(stage.value) if not v.source.same_as(stage.buffer)]
-    own = [v for v in (*stage.spatial, *stage.reduced) if not _is_one(stage.extents[v])]
+    own = [v for v in (*stage.spatial, *stage.reduced) if not is_number(stage.extents[v], 1)]
     size = stage.extents[stage.reduced[0]] if len(stage.reduced) == 1 else None
     rows = all(_is_at(load, own) for load in loads)
     return int(size) if rows and loads and isinstance(size, tirx.IntImm) else 0
@@ -257,7 +254,7 @@ def _width(stage: Stage) -> int:
 def _is_at(load: TensorLoad, own: Sequence[tirx.Var]) -> bool:
     """Tell whether a load is at the place of these variables, axes of one element left aside."""
     shape = load.source.ty.shape
-    wide = [i for i, size in zip(load.indices, shape, strict=True) if not _is_one(size)]
+    wide = [i for i, size in zip(load.indices, shape, strict=True) if not is_number(size, 1)]
     return len(wide) == len(own) and all(i.same_as(v) for i, v in zip(wide, own, strict=True))
 
 
@@ -285,7 +282,7 @@ def _used(load: TensorLoad) -> set[tirx.Var]:
 
 
 def _units(stage: Stage) -> set[tirx.Var]:
-    return {v for v, size in stage.extents.items() if _is_one(size)}
+    return {v for v, size in stage.extents.items() if is_number(size, 1)}
 
 
 _ANNOTATED: Mapping[int, Kind] = {

@@ -47,6 +47,11 @@ def substitute(root: Any, values: Mapping[Any, Any]) -> Any:
     return structural_map(root, (ir.Var, lambda var: values.get(var, var)))
 
 
+def int64(value: int) -> tirx.IntImm:
+    """Return a whole number of the type that sizes have in Relax: of an int, TIR makes an int32."""
+    return tirx.IntImm("int64", value)
+
+
 def is_number(value: tirx.Expr, wanted: int) -> bool:
     """Tell whether an expression is the whole number `wanted`."""
     return isinstance(value, tirx.IntImm) and int(value) == wanted

@@ -9,6 +9,7 @@ from tvm import ir, tirx
 
 from ..tvm_ir import TensorLoad, structural_equal
 from ..workload.formats import NUMBERS
+from .expressions import is_number
 
 _REINTERPRET = ir.Op.get("tirx.reinterpret")
 _FLOATS = ("float16", "bfloat16", "float32")
@@ -143,7 +144,7 @@ def _field(value: tirx.Expr) -> Field | None:
         found = _field(value.a)
         if found is None or found.number:
             return None
-        shift = () if _is_zero(value.b) else (_unwrapped(value.b),)
+        shift = () if is_number(value.b, 0) else (_unwrapped(value.b),)
         left = found.bits - int(value.b) if isinstance(value.b, tirx.IntImm) else found.bits
         return replace(found, shift=(*found.shift, *shift), bits=left)
     if isinstance(value, tirx.Cast) and dtype in ("uint8", "int8"):
@@ -161,10 +162,6 @@ def _lowest(field: Field | None, bits: int, mask: int) -> Field | None:
     if field is None or field.number or mask != 2**bits - 1:
         return None
     return replace(field, bits=min(bits, field.bits))
-
-
-def _is_zero(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0
 
 
 def _unwrapped(value: tirx.Expr) -> tirx.Expr:

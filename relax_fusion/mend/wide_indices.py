@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import ir, tirx
 
-from ..matching.expressions import found_in, variables_of
+from ..matching.expressions import found_in, is_number, variables_of
 from ..transforms.modules import functions_of, is_narrow, with_functions
 from ..tvm_ir import SBlock, SBlockRealize, TensorLoad, structural_map
 
@@ -61,7 +61,7 @@ def _is_plain(func: tirx.PrimFunc) -> bool:
 
 
 def _is_zero(offset: tirx.Expr | None) -> bool:
-    return offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
+    return offset is None or is_number(offset, 0)
 
 
 def _dtype(value: ir.Expr) -> str:

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
 from tvm.script import tirx as T
 
+from ..matching.expressions import int64
 from ..transforms.modules import APPEND_ATTR, OPAQUE
 from .layers import slice_rows
 
@@ -93,7 +94,7 @@ def kv_write(
 
     `counted`: a tensor tells where, see `End`.
     """
-    hkv, width, max_rows = map(_int64, (heads, dim, max_len))
+    hkv, width, max_rows = map(int64, (heads, dim, max_len))
 
     @T.prim_func(private=True, s_tir=True)
     def func(
@@ -126,8 +127,8 @@ def kv_append(heads: Heads, max_len: int, dtype: str, counted: bool = False) -> 
     It is parsed once for all layers, as TVMScript's parser looks at every module that is loaded.
     `counted`: a tensor tells where, see `End`.
     """
-    hq, hkv, dim = map(_int64, (heads.query, heads.kv, heads.dim))
-    merged, max_rows = _int64(heads.merged), _int64(max_len)
+    hq, hkv, dim = map(int64, (heads.query, heads.kv, heads.dim))
+    merged, max_rows = int64(heads.merged), int64(max_len)
 
     @T.prim_func(private=True, s_tir=True)
     def func(
@@ -160,10 +161,5 @@ def for_sizes(func: tirx.PrimFunc, first: Tensor) -> tirx.PrimFunc:
     """Return `func` with the sizes of its first parameter that are known."""
     symbols = func.params[0].ty.shape
     pairs = zip(first.shape, symbols, strict=True)
-    sizes = [_int64(n) if isinstance(n, int) else v for n, v in pairs]
+    sizes = [int64(n) if isinstance(n, int) else v for n, v in pairs]
     return func.specialize({func.params[0]: tirx.decl_buffer(sizes, first.dtype)})
-
-
-def _int64(value: int) -> tirx.IntImm:
-    # Relax extents are int64; a plain int would become an int32 loop and int32 shapes.
-    return tirx.IntImm("int64", value)

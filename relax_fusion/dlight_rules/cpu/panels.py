@@ -9,7 +9,7 @@ from tvm import ir, s_tir, te, tirx
 
 from ...compute.pairs import HALF, WORD, element_of
 from ...estimator.families.cpu_tiles import CpuPlan
-from ...matching.expressions import substitute
+from ...matching.expressions import int64, substitute
 from ...tvm_ir import SBlock, SBlockRV, TensorLoad, structural_map
 from .. import verbs
 
@@ -182,7 +182,7 @@ def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
     r, j = along_r.loop_var, along_j.loop_var
     statements: list[tirx.Stmt] = []
     rows = [
-        bound(statements, along(substitute(value, {j: _int(column)}), r, lanes), f"row{column}")
+        bound(statements, along(substitute(value, {j: int64(column)}), r, lanes), f"row{column}")
         for column in range(lanes)
     ]
     width = 1
@@ -190,8 +190,8 @@ def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
         rows = _exchanged(statements, rows, width)
         width *= 2
     for step, row in enumerate(rows):
-        *outer, last = (substitute(index, {r: _int(step), j: _int(0)}) for index in indices)
-        vector = tirx.Ramp(last, _int(1), lanes)
+        *outer, last = (substitute(index, {r: int64(step), j: int64(0)}) for index in indices)
+        vector = tirx.Ramp(last, int64(1), lanes)
         statements.append(tirx.BufferStore(store.buffer, row, [*outer, vector]))
     return tirx.SeqStmt(statements)
 
@@ -234,8 +234,8 @@ def along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     if isinstance(value, ir.Call):  # if_then_else
         condition, first, second = value.args
         return te.if_then_else(condition, along(first, r, lanes), along(second, r, lanes))
-    *outer, last = (substitute(index, {r: _int(0)}) for index in value.indices)
-    return tirx.BufferLoad(value.source, [*outer, tirx.Ramp(last, _int(1), lanes)])
+    *outer, last = (substitute(index, {r: int64(0)}) for index in value.indices)
+    return tirx.BufferLoad(value.source, [*outer, tirx.Ramp(last, int64(1), lanes)])
 
 
 def float32_bits(value: tirx.Expr, lanes: int = 1) -> tirx.Expr:
@@ -245,7 +245,3 @@ def float32_bits(value: tirx.Expr, lanes: int = 1) -> tirx.Expr:
     shift = tirx.const(16, "uint32")
     shift = tirx.Broadcast(shift, lanes) if lanes > 1 else shift
     return tirx.reinterpret(f"float32{many}", bits << shift)
-
-
-def _int(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)

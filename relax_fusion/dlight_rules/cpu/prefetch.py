@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ...estimator.families.words import WordVectors
-from ...matching.expressions import found_in, loads_of, substitute
+from ...matching.expressions import found_in, int64, loads_of, substitute
 from ...tvm_ir import SBlock
 
 AHEAD_BYTES = 8192
@@ -45,9 +45,9 @@ def requests(
     streams = columns * int(scales.iter_vars[0].dom.extent)
     word_bytes = tvm_ffi.dtype(vectors.form.word).itemsize
     ahead = max(1, AHEAD_BYTES // (streams * vectors.lanes * word_bytes))
-    later = c + _int(ahead)
+    later = c + int64(ahead)
     next_j, next_c = j + later // vectors.chunks * columns, later % vectors.chunks
-    word = substitute(words, {part: p, column: next_j, chunk: next_c, lane: _int(0)})
+    word = substitute(words, {part: p, column: next_j, chunk: next_c, lane: int64(0)})
     return [_requested(word), _requested(substitute(scale, {j: next_j, c: next_c}))]
 
 
@@ -65,7 +65,7 @@ def _first_scale(loop: tirx.For) -> tirx.Expr:
     block = realize.block
     places = dict(zip((v.var for v in block.iter_vars), realize.iter_values, strict=True))
     value = substitute(block.body.value, places)
-    return substitute(value, {loop.loop_var: _int(0)})
+    return substitute(value, {loop.loop_var: int64(0)})
 
 
 def _requested(value: tirx.Expr) -> tirx.Stmt:
@@ -81,7 +81,3 @@ def _requested(value: tirx.Expr) -> tirx.Stmt:
 
 def _is_choice(value: tirx.Expr) -> bool:
     return isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
-
-
-def _int(value: int) -> tirx.IntImm:
-    return tirx.IntImm("int64", value)

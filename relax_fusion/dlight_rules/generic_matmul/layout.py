@@ -9,7 +9,7 @@ from math import prod
 
 from tvm import tirx
 
-from ...matching.expressions import variables_of
+from ...matching.expressions import is_number, variables_of
 from ...tvm_ir import Analyzer, TensorLoad, structural_equal
 
 Vars = tuple[tirx.Var, ...]
@@ -34,13 +34,8 @@ def product(sizes: Sequence[tirx.Expr]) -> tirx.Expr:
     result: tirx.Expr = tirx.IntImm("int64", prod(constants))
     unknown = [s.astype("int64") for s in sizes if not isinstance(s, tirx.IntImm)]
     for size in unknown:
-        result = size if isinstance(result, tirx.IntImm) and int(result) == 1 else result * size
+        result = size if is_number(result, 1) else result * size
     return result
-
-
-def is_unit(extent: tirx.Expr) -> bool:
-    """Tell whether a dimension has one element."""
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def flat(digits: Sequence[tuple[tirx.Expr, tirx.Expr]]) -> tirx.Expr:
@@ -64,7 +59,7 @@ def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> V
     own = {v: s for v, s in zip(indices, strides, strict=True) if isinstance(v, tirx.Var)}
     inner = _step(extents, minor, own)
     outer = _step(extents, major, own) if major else product([extents[v] for v in minor])
-    if inner is None or outer is None or not is_unit(inner):
+    if inner is None or outer is None or not is_number(inner, 1):
         return None
     matrix = set(major) | set(minor)
     rest = [(i, s) for i, s in zip(indices, strides, strict=True) if i not in matrix]
@@ -86,7 +81,7 @@ def _ends_with(
     """
     dims = list(zip(indices, source.ty.shape, strict=True))
     sizes = {v: size for v, size in dims if isinstance(v, tirx.Var)}
-    while dims and is_unit(dims[-1][1]) and not dims[-1][0].same_as(minor[-1]):
+    while dims and is_number(dims[-1][1], 1) and not dims[-1][0].same_as(minor[-1]):
         dims.pop()
     if not dims or not dims[-1][0].same_as(minor[-1]):
         return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 
 from ...errors import Decline, Reason
-from ...matching.expressions import found_in, loads_of, substitute, variables_of
+from ...matching.expressions import found_in, is_number, loads_of, substitute, variables_of
 from ...matching.stages import Stage, read_stages
 from ...tvm_ir import TensorLoad, structural_equal, structural_map
 from ...workload import (
@@ -24,7 +24,7 @@ from ...workload import (
     Projection,
     WeightLayout,
 )
-from .layout import Extents, Vars, View, flat, is_unit, matrix_in, product
+from .layout import Extents, Vars, View, flat, matrix_in, product
 
 FLOATS = tuple(d for d in FLOAT_BYTES if d != "float64")
 """Dtypes whose sums may be kept in float32."""
@@ -182,7 +182,7 @@ def _epilogue(
     names: dict[tirx.Var, tirx.Expr] = {}
     for var, index in zip(total.spatial, loads[0].indices, strict=True):
         if isinstance(index, tirx.IntImm):
-            if int(index) or not is_unit(total.extents[var]):
+            if int(index) or not is_number(total.extents[var], 1):
                 return None
         elif index not in last.spatial or index in names:
             return None
@@ -193,7 +193,7 @@ def _epilogue(
     if any(not structural_equal(load.indices, loads[0].indices) for load in loads):
         return None
     for var in last.spatial:
-        if var not in names and not is_unit(last.extents[var]):
+        if var not in names and not is_number(last.extents[var], 1):
             return None
     order = tuple(names[v] for v in last.spatial if v in names)
     zero = tirx.IntImm("int64", 0)
@@ -213,7 +213,7 @@ def _assembled(
     used = [variables_of(f) & axes for f in factors]
     if not all(k in u for u in used) or any(out in variables_of(f) for f in factors):
         return None
-    order = tuple(v for v in order if v in used[0] | used[1] or not is_unit(total.extents[v]))
+    order = tuple(v for v in order if v in used[0] | used[1] or not is_number(total.extents[v], 1))
     if not order or any(v not in used[0] | used[1] for v in order):
         return None
     right = 1 if order[-1] in used[1] else 0

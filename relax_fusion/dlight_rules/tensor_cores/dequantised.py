@@ -20,7 +20,7 @@ from .byte_pairs import BYTES, Byte, halves_of
 from .dequantise import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
 from .layout import PIECE, column_of, swizzled
-from .tile import int32, int64, is_multiple
+from .tile import int32, int64, is_multiple, uint32
 
 if TYPE_CHECKING:
     from .mma_kernel import MmaKernel
@@ -35,11 +35,6 @@ AND_OR = 0xEA
 PAIR_OPS = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
-def register(value: int) -> tirx.Expr:
-    """Return `value` as the type of registers."""
-    return tirx.const(value, "uint32")
-
-
 def unrolled(count: int) -> Any:
     """Open a loop that the compiler of the device unrolls, so that the source stays short."""
     return T.unroll(int32(count), annotations={"pragma_unroll_explicit": 0})
@@ -51,7 +46,7 @@ def joined(low: Half, high: Half) -> tirx.Expr:
         return low[0]
     selector = (0x10, 0x32)[low[1]] | (0x54, 0x76)[high[1]] << 8
     target = scratch("joined", 1, "uint32", "local")
-    T.evaluate(ptx["prmt.b32"](target[0], low[0], high[0], register(selector)))
+    T.evaluate(ptx["prmt.b32"](target[0], low[0], high[0], uint32(selector)))
     return target[0]
 
 
@@ -185,10 +180,10 @@ class Dequantiser:
                     return integers
         left, right = self._pair(a.a, b.a), self._pair(a.b, b.b)
         if isinstance(a, tirx.Mul):
-            return self._fused(left, right, register(self.kind.minus_zero * 0x10001))
+            return self._fused(left, right, uint32(self.kind.minus_zero * 0x10001))
         if isinstance(a, tirx.Sub):
             return self._fused(right, self._constant(-1.0), left)
-        return self._fused(left, register(self.kind.one * 0x10001), right)
+        return self._fused(left, uint32(self.kind.one * 0x10001), right)
 
     def _fused(self, a: tirx.Expr, b: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
         """Return ``a * b + c``: with a factor of one or nothing to add, it is rounded as either."""
@@ -209,16 +204,16 @@ class Dequantiser:
             # Bits that are not in the lowest place count as so many times the integer
             left = int(low.shift) % 8
             left = left if low.mask << left < kind.base else 0
-            both, mask = low.word >> register(int(low.shift) - left), low.mask << left
+            both, mask = low.word >> uint32(int(low.shift) - left), low.mask << left
             if left == int(low.shift):
                 both = low.word
         else:
             left, mask = 0, low.mask
-            above = (high.word >> high.shift) & register(high.mask)
-            both = (low.word >> low.shift) & register(low.mask) | above << register(16)
+            above = (high.word >> high.shift) & uint32(high.mask)
+            both = (low.word >> low.shift) & uint32(low.mask) | above << uint32(16)
             mask |= high.mask
         target = scratch("integers", 1, "uint32", "local")
-        words = both, register(mask * 0x10001), register(kind.base_bits * 0x10001)
+        words = both, uint32(mask * 0x10001), uint32(kind.base_bits * 0x10001)
         T.evaluate(ptx["lop3.b32"](target[0], *words, AND_OR))
         unit = self._constant(1 / (1 << left))
         return self._fused(target[0], unit, self._constant(-kind.base / (1 << left) - taken))
@@ -236,7 +231,7 @@ class Dequantiser:
             return both
         wide = []
         for byte, value, shift in ((low[0], a, 0), (high[0], b, 16)):
-            half = T.reinterpret("float16", (both >> register(shift)).astype("uint16"))
+            half = T.reinterpret("float16", (both >> uint32(shift)).astype("uint16"))
             number = half.astype(str(byte.cast.ty.dtype))
             wide.append(_replaced(value, byte.cast, number))
         return self._one_by_one(*wide)
@@ -295,7 +290,7 @@ class DequantisedTile:
             words = self.dequantiser.in_order(turn, line, piece)
             if self._may_be_outside():
                 inside = piece < int64(self.kernel.product.depth // PIECE)
-                words = [tirx.Select(inside, word, register(0)) for word in words]
+                words = [tirx.Select(inside, word, uint32(0)) for word in words]
             own, place = self._place(turn)
             at = own * int32(self.pieces) + swizzled(own, place, self.pieces)
             address = base + (int32(self.offset) + at * int32(PIECE_BYTES)).astype("uint32")

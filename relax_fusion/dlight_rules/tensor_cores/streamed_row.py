@@ -37,7 +37,7 @@ from ...tvm_ir import IRBuilder, T
 from ...workload.reference import numpy_dtype
 from . import dependent
 from .dequantise import HALF_TYPES
-from .dequantised import AND_OR, register, unrolled
+from .dequantised import AND_OR, unrolled
 from .few_rows_ring import Launch, Place
 from .fragments import add_up, clear, ptx, scratch
 from .layout import INSTRUCTIONS, LANES, PIECE
@@ -228,15 +228,15 @@ class StreamedRowKernel:
         """Return fields `index` and ``index + 4`` of a word, as they are or less their zero."""
         above = index % 2 == 1 and self.is_shifted  # they stay where they are
         shift, mask = 4 * index - 4 * above, 0xF000F << 4 * above
-        fields = word >> register(shift) if shift else word
+        fields = word >> uint32(shift) if shift else word
         if self.is_shifted:
-            return fields & register(mask)
+            return fields & uint32(mask)
         kind = HALF_TYPES[self.product.dtype]
         target = scratch("field", 1, "uint32", "local")
-        constants = register(mask), register(kind.base_bits * 0x10001)
+        constants = uint32(mask), uint32(kind.base_bits * 0x10001)
         T.evaluate(ptx["lop3.b32"](target[0], fields, *constants, AND_OR))
-        one = register(kind.one * 0x10001)
-        offset = register(self._bits(-kind.base - self.zero) * 0x10001)
+        one = uint32(kind.one * 0x10001)
+        offset = uint32(self._bits(-kind.base - self.zero) * 0x10001)
         T.evaluate(ptx[f"fma.rn.{kind.pair}"](target[0], target[0], one, offset))
         return target[0]
 
