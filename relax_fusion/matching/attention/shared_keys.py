@@ -32,6 +32,7 @@ def one_for_all(k: Operand, batch: PrimExpr | int) -> Operand | None:
     if not k.shared:
         return None
     found = (at for at in reversed(k.shared) if at.outer == len(at.stored))
+    found = (at for at in found if at.at.order[: len(at.stored)] == at.stored)
     found = (at for at in found if same_shape((size_of(at.stored),), (batch,)))
     shared = next(found, None)
     guard(shared is not None, Reason.LAYOUT, f"features of {k.name} are apart for each head")
