@@ -6,6 +6,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ..hardware.target import is_gpu
+from ..matching.expressions import is_number
 
 COLUMNS = 64
 """Columns of a row that one task computes, or a block of a GPU, a thread each."""
@@ -62,6 +63,8 @@ def _split_sums(sch: s_tir.Schedule) -> None:
 def _in_lanes(sch: s_tir.Schedule, block: object) -> None:
     """Compute parts of a sum at once, or columns where those lie next to each other."""
     name, (_, *inside) = _name(sch, block), sch.get_loops(block)
+    if is_number(sch.get(block).iter_vars[-1].dom.extent, 1):  # it has no loop over that
+        return
     if name.endswith("nk_rf"):
         part, *others = inside
         sch.reorder(*others, part)

@@ -156,6 +156,19 @@ def test_halves_are_no_less_exact(dtype: str) -> None:
     assert errors[0] < 1.2 * errors[1]
 
 
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_rows_of_one_element(layout: str) -> None:
+    def make(layer: Layer) -> relax.Expr:
+        rows = layer.emit(op.reshape(layer.share, [layer.rows, 1]))
+        return op.nn.relu(layer.linear(rows, layout, 1, INNER, False))
+
+    mod = module(Layer(), make)
+    args = arguments(mod)
+    after = fused(mod)
+    assert kernels(after) == 1
+    np.testing.assert_allclose(run(after, args), run(mod, args), atol=1e-6)
+
+
 def test_numbers_of_no_expert_are_clipped() -> None:
     mod = module(Layer(mode="clip"), gated, "nk", "halves", True)
     args = arguments(mod, wild=True)
