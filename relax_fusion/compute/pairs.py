@@ -6,7 +6,7 @@ instruction for it, the schedule puts that in its place (`relax_fusion.dlight_ru
 
 from __future__ import annotations
 
-from tvm import te, tirx
+from tvm import ir, te, tirx
 
 from ..matching.expressions import loads_of
 from ..tvm_ir import Analyzer, TensorLoad, structural_equal
@@ -24,8 +24,28 @@ def pair(value: Reader, r: tirx.Expr, *at: tirx.Expr) -> tirx.Expr:
 
 
 def _bits(value: tirx.Expr) -> tirx.Expr:
-    same = str(value.ty.dtype) == HALF
-    return (value if same else tirx.reinterpret(HALF, value)).astype(WORD)
+    return _halves(value).astype(WORD)
+
+
+def _halves(value: tirx.Expr) -> tirx.Expr:
+    """Return the bits of an element, those of each where it is one of two.
+
+    TVM computes what is chosen of bfloat16 as float32, and has then other bits.
+    """
+    if _is_choice(value):
+        return tirx.if_then_else(value.args[0], *map(_halves, value.args[1:]))
+    return value if str(value.ty.dtype) == HALF else tirx.reinterpret(HALF, value)
+
+
+def _stored(bits: tirx.Expr) -> tirx.Expr:
+    """Return the element whose bits `_halves` gives."""
+    if _is_choice(bits):
+        return tirx.if_then_else(bits.args[0], *map(_stored, bits.args[1:]))
+    return bits if isinstance(bits, TensorLoad) else bits.args[0]
+
+
+def _is_choice(value: tirx.Expr) -> bool:
+    return isinstance(value, ir.Call) and value.op.name == "prim.if_then_else"
 
 
 def element_of(value: tirx.Expr) -> tirx.Expr | None:
@@ -35,8 +55,7 @@ def element_of(value: tirx.Expr) -> tirx.Expr | None:
     first, second = loads_of(value.a), loads_of(value.b)
     if not first or not all(map(_follows, first, second)):
         return None
-    narrow = value.a.value
-    return narrow if isinstance(narrow, TensorLoad) else narrow.args[0]
+    return _stored(value.a.value)
 
 
 def _follows(first: TensorLoad, second: TensorLoad) -> bool:

@@ -57,6 +57,12 @@ def test_numbers_of_pairs(name: str, lanes: int) -> None:
     check(replace(case, work=work), built(work, PlanTable.single(plan)))
 
 
+def test_pairs_of_two_weights_that_are_no_whole_squares() -> None:
+    work = GatedFFN(5, 30, 33, "nk", False, True, "silu", None, "bfloat16", "bfloat16")
+    plan = panels(work, (3, 16), 16, family="dots")
+    check(Case("two weights", work), built(work, PlanTable.single(plan)))
+
+
 @pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
 def test_dynamic_rows_in_parts(work: Work) -> None:
     library = built(work, PlanTable.single(panels(work, (4, 16), 8, split_m=3)))
