@@ -160,8 +160,9 @@ def _modulated(view: BlockView, var: relax.Var) -> Normed | None:
             if (shift is not None and view.only_user(scaled) is None) or not _is_bare(view, rows):
                 continue
             found, given = normalisation(view, rows), [scale] if shift is None else [scale, shift]
-            each = {groups_of(shape_of(p) or [], shape_of(var) or [])[1] for p in given}
-            if found is None or len(each) > 1 or 0 in each:
+            shape = known_shape(rows, "a norm")
+            each = {groups_of(shape_of(p) or [], shape)[1] for p in given}
+            if found is None or len(each) > 1 or 0 in each or not same_shape(shape_of(var), shape):
                 continue
             norm = replace(found.norm, beta=shift is not None, each=each.pop())
             covers = tuple(dict.fromkeys((*found.covers, scaled, var)))

@@ -108,7 +108,7 @@ def groups_of(other: Shape, shape: Shape) -> tuple[int, int]:
 
     0 where it is no such tensor, or a number is not known.
     """
-    if len(other) != len(shape):
+    if len(other) != len(shape) or not same_shape(other[-1:], shape[-1:]):
         return 0, 0
     lead = next(
         (i for i, size in enumerate(other[:-1]) if is_one(size) and not is_one(shape[i])), 0
