@@ -16,7 +16,8 @@ from tvm.target import Target
 from relax_fusion.dlight_rules.cpu.vector_math import with_vector_math
 from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import PlanTable
-from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Projection, WeightLayout
+from relax_fusion.hardware.target import host_target
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Projection, Rope, WeightLayout
 
 from ..support.chains import Chain, module
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works, head_cases
@@ -68,6 +69,17 @@ def test_dynamic_rows_in_parts(work: Work) -> None:
     library = built(work, PlanTable.single(panels(work, (4, 16), 8, split_m=3)))
     for rows in DYNAMIC_ROWS:
         check(Case(f"{rows} rows", work, rows), library)
+
+
+@pytest.mark.parametrize("heads", [(16, 8), (16, 4), (64, 32)])
+def test_parts_of_heads_are_rotated_by_optimised_code(heads: tuple[int, int]) -> None:
+    """Only optimised, a branch of LLVM 22 for each lane read other angles."""
+    size, turned = heads
+    rope = Rope(size, 2 * size, "float32", 24, turned)
+    work = NormMatmul(24, 64, (Projection(2 * size, "nk", (), rope),), None, "float32", "float32")
+    kernel = scheduled(work, panels(work, (3, 16), 16), host_target())["main"]
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=host_target()).jit()
+    check(Case("part", work, 24), library)
 
 
 TARGETS = {
