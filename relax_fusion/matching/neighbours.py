@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeGuard
 
 from tvm import ir, relax
 
@@ -12,7 +11,7 @@ from ..tvm_ir import GenericConst
 from ..workload import Attention
 from .operations import LOOKUPS, MOVES, Operation, operations, root_of
 from .operators import named
-from .pattern import BlockView, is_call
+from .pattern import BlockView, calls_kernel, is_call
 from .shapes import same_shape, shape_of
 
 GIVEN = ("a parameter", "a constant")
@@ -133,7 +132,7 @@ class Neighbours:
 
     def kernel(self, value: relax.Expr | None) -> str:
         """Return the pass of ours whose kernel a value calls, "" if it does not."""
-        made = self.kernels.get(value.args[0].name_hint) if _calls(value) else None
+        made = self.kernels.get(value.args[0].name_hint) if calls_kernel(value) else None
         return made.pattern if made is not None else ""
 
     def maker(self, expr: relax.Expr) -> str:
@@ -162,13 +161,8 @@ class Neighbours:
 
     def name(self, value: relax.Expr) -> str:
         """Return what a reader calls the operator, or the kernel, that computes a value."""
-        if _calls(value):
+        if calls_kernel(value):
             return self.kernel(value) or str(value.args[0].name_hint)
         if isinstance(value, relax.Call) and isinstance(value.op, ir.Op):
             return str(value.op.name.removeprefix("relax."))
         return "a call"
-
-
-def _calls(value: relax.Expr | None) -> TypeGuard[relax.Call]:
-    """Tell whether a value calls a PrimFunc."""
-    return is_call(value, "relax.call_tir", "relax.call_tir_inplace")

@@ -282,6 +282,11 @@ def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
     return operator_of(expr) in ops
 
 
+def calls_kernel(expr: relax.Expr | None) -> TypeGuard[relax.Call]:
+    """Tell whether `expr` is a call of a PrimFunc."""
+    return is_call(expr, "relax.call_tir", "relax.call_tir_inplace")
+
+
 def calls_in(expr: relax.Expr, *ops: str) -> list[relax.Call]:
     """Return the calls of the operators named `ops` in an expression or a function."""
     found: list[relax.Call] = []

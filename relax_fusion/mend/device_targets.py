@@ -8,7 +8,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from ..matching.pattern import is_call
+from ..matching.pattern import calls_kernel
 from ..transforms.modules import rewritten
 
 
@@ -53,7 +53,7 @@ class _Bind(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Call the function for the device of the first result."""
         call = super().visit_call_(call)
-        if not is_call(call, "relax.call_tir", "relax.call_tir_inplace"):
+        if not calls_kernel(call):
             return call
         target = self._target_of(call.ty_args[0])
         func = self.mod[call.args[0]]

@@ -14,8 +14,6 @@ from ..matching.pattern import is_call
 from ..matching.shapes import same_shape, shape_of
 from .modules import functions_of, rewritten, with_functions
 
-CALL_TIR = ir.Op.get("relax.call_tir")
-
 
 @tvm.transform.module_pass(opt_level=0, name="ReturnReshapedViews")
 class ReturnReshapedViews:
@@ -60,7 +58,7 @@ def _rewrite_block(block: relax.DataflowBlock) -> relax.DataflowBlock:
         if isinstance(binding.var, relax.DataflowVar) and isinstance(binding, relax.VarBinding):
             value = binding.value
             one_of_many = isinstance(value, relax.TupleGetItem) and value.tuple_value in fresh
-            if _is_call_tir(value) or (one_of_many and items[_item(binding)] == 1):
+            if is_call(value, "relax.call_tir") or (one_of_many and items[_item(binding)] == 1):
                 fresh.add(binding.var)
     bindings = []
     for binding in block.bindings:
@@ -77,7 +75,7 @@ def _copies_result(binding: relax.Binding, fresh: set[relax.Var]) -> bool:
     """Tell whether an output of a block has one tensor argument, a fresh one."""
     if not isinstance(binding, relax.VarBinding) or isinstance(binding.var, relax.DataflowVar):
         return False
-    if not _is_call_tir(binding.value):
+    if not is_call(binding.value, "relax.call_tir"):
         return False
     args = binding.value.args[1].fields
     return len(args) == 1 and args[0] in fresh
@@ -85,10 +83,6 @@ def _copies_result(binding: relax.Binding, fresh: set[relax.Var]) -> bool:
 
 def _item(binding: relax.Binding) -> tuple[relax.Expr, int]:
     return binding.value.tuple_value, int(binding.value.index)
-
-
-def _is_call_tir(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and value.op.same_as(CALL_TIR)
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldReshapes")

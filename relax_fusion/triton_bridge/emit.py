@@ -25,7 +25,7 @@ from ..launch.branches import Branch, Launch, Others
 from ..launch.cuda_source import source_compiler
 from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
-from ..matching.pattern import is_call
+from ..matching.pattern import calls_kernel
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
 from ..transforms.running import making
@@ -220,17 +220,13 @@ def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, Fused]) -> None:
     """Refuse calls that would stay as they are, of functions that take other arguments then."""
     for gvar, func in mod.functions_items():
         for call in found_in(func, ir.Call):
-            args = call.args[1:] if _is_call_tir(call) else call.args
+            args = call.args[1:] if calls_kernel(call) else call.args
             for used in (call.op, *args):
                 if isinstance(used, ir.GlobalVar) and used in fused:
                     raise LoweringError(
                         f"{gvar.name_hint} uses {used.name_hint}, which is for Triton, otherwise "
                         "than by R.call_tir; run EmitTritonKernels before what lowers R.call_tir"
                     )
-
-
-def _is_call_tir(call: relax.Call) -> bool:
-    return is_call(call, "relax.call_tir", "relax.call_tir_inplace")
 
 
 def fused_of(func: tirx.PrimFunc) -> Fused | None:
@@ -295,7 +291,7 @@ class _Rewriter(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Rewrite the calls of the functions that were replaced."""
         call = super().visit_call_(call)
-        if not _is_call_tir(call) or call.args[0] not in self.made:
+        if not calls_kernel(call) or call.args[0] not in self.made:
             return call
         gvar = call.args[0]
         inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)
