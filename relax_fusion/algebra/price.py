@@ -64,7 +64,8 @@ class Price:
         stored = {key for key, call in edges if not _is_fused(made.get(key), call)}
         if bindings and not (is_read_inside and is_call(bindings[-1][1], *ELEMENTWISE)):
             stored.add(hash(bindings[-1][0]))
-        names = {v for b in bindings for e in (b[0], *operands(b[1])) for v in _symbols(e)}
+        named = (e for var, call in bindings for e in (var, *operands(call)))
+        names = {v for e in named for v in variables(shape_of(e) or [])}
         least, most = Sizes(dict.fromkeys(names, 1)), Sizes({v: self._most(v) for v in names})
         twice = {key for key in stored if key in given}  # they are written for this part
         twice |= {hash(var) for var, _ in bindings[-1:]}
@@ -128,10 +129,6 @@ def _is_fused(made: relax.Expr | None, reader: relax.Expr) -> bool:
     if is_call(reader, *ELEMENTWISE):
         return is_call(made, *CARRIED)
     return is_call(reader, *_REDUCTIONS) and is_call(made, *ELEMENTWISE)
-
-
-def _symbols(expr: relax.Expr) -> set[tirx.Var]:
-    return variables(shape_of(expr) or [])
 
 
 def _elements(expr: relax.Expr, sizes: Sizes) -> int:

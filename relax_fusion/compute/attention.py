@@ -262,10 +262,6 @@ class TileEmitter:
         assert self.operands.shared is not None
         return self.operands.shared[self.batch, self._last(key), feature].astype(FLOAT)
 
-    def _value(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
-        """Return a feature of a value of the block."""
-        return self._read("v", self._v_at, key, feature)
-
     def _read(self, name: str, position: Position, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return a staged element, or the one that lies in memory, of the last key past the end.
 
@@ -327,7 +323,7 @@ class TileEmitter:
             kept = self.acc[slot, thread, ii, ci] * self.softmax.row_scale[row + ii]
             T.buffer_store(part, kept, [ii, ci])
         with block("values_dot", J=self.shape.keys, **tile) as (j, ii, ci):
-            v = self._value(j, column + ci)
+            v = self._read("v", self._v_at, j, column + ci)
             T.buffer_store(part, part[ii, ci] + self.softmax.scores[row + ii, j] * v, [ii, ci])
         with block("values_store", **tile) as (ii, ci):
             T.buffer_store(self.acc, part[ii, ci], [slot, thread, ii, ci])

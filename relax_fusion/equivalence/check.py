@@ -197,7 +197,7 @@ def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> st
     known: dict[relax.Var, Roots] = {}
     for binding in view.bindings:  # in order, so that no recursion is as deep as the block
         _roots(view, binding.var, known)
-    changed = {w: _written(view, w, known) for w in between}
+    changed = {w: _roots(view, view.defs[w], known) for w in between}
     clashes = [
         (w, at, r) for w in between for at, r in reads if changed[w] & _roots(view, r, known)
     ]
@@ -224,11 +224,6 @@ def _reads(view: BlockView, region: Region) -> Iterator[tuple[int, relax.Var]]:
             stack += free_vars(named[read]) if read in named else ()
             if read in region.leaves:
                 yield view.index[var], read
-
-
-def _written(view: BlockView, writer: relax.Var, known: dict[relax.Var, Roots]) -> Roots:
-    """Return the tensors that an in-place call writes."""
-    return _roots(view, view.defs[writer], known)
 
 
 def _roots(view: BlockView, expr: relax.Expr, known: dict[relax.Var, Roots]) -> Roots:

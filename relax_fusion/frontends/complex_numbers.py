@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +61,10 @@ def _is_complex(node: Node) -> bool:
 
 def _made(node: Node, pairs: dict[Node, Pair]) -> Node | Pair | None:
     """Return what stands for a node: a pair, a tensor where it is real, None if it is unknown."""
-    call: Callable[..., Node] = partial(_call, node)
+
+    def call(target: Any, *args: Any) -> Node:
+        return inserted(node, target, args)
+
     target, args = node.target, list[Any](node.args)
     if target in MOVED and args[0] in pairs:
         real, imaginary = (call(target, part, *args[1:]) for part in pairs[args[0]])
@@ -104,8 +106,3 @@ def _combined(
     if first is None or second is None:
         return None
     return call(target, first[0], second[0]), call(target, first[1], second[1])
-
-
-def _call(node: Node, target: Any, *args: Any) -> Node:
-    """Insert a call in front of a node."""
-    return inserted(node, target, args)

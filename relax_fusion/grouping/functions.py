@@ -24,14 +24,11 @@ def fits(parts: Sequence[relax.VarBinding], most: int) -> bool:
     if not any(isinstance(a.ty, ir.PrimType) for a in given):
         return True
     tensors = [a for a in given if isinstance(a.ty, relax.TensorType)]
-    known = {hash(d) for dims in (*map(_dims, tensors), given) for d in dims if _is_size(d)}
+    dims = (d for t in tensors for d in items_of(t.ty.shape.values))
+    known = {hash(d) for d in (*dims, *given) if _is_size(d)}
     types = [e.ty for e in (*tensors, *(b.var for b in parts))]
     sizes = {hash(v) for ty in types for v in relax.analysis.tir_vars_in_type(ty)}
     return sizes <= known
-
-
-def _dims(tensor: relax.Expr) -> list[tirx.Expr]:
-    return items_of(tensor.ty.shape.values)
 
 
 def _is_size(expr: relax.Expr) -> bool:

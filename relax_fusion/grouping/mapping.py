@@ -272,17 +272,10 @@ def _moves_rows(stage: Stage) -> bool:
 def _multiplies(stage: Stage) -> bool:
     """Tell whether a sum is one of products whose factors are read again for other elements."""
     own = [v for v in loads_of(stage.value) if not v.source.same_as(stage.buffer)]
+    wide = {v for v in stage.spatial if not is_number(stage.extents[v], 1)}
     return len(different(own)) > 1 and any(
-        not set(stage.spatial) <= _used(load) | _units(stage) for load in own
+        not wide <= set[tirx.Var]().union(*map(variables_of, load.indices)) for load in own
     )
-
-
-def _used(load: TensorLoad) -> set[tirx.Var]:
-    return {v for index in load.indices for v in variables_of(index)}
-
-
-def _units(stage: Stage) -> set[tirx.Var]:
-    return {v for v, size in stage.extents.items() if is_number(size, 1)}
 
 
 _ANNOTATED: Mapping[int, Kind] = {

@@ -146,14 +146,11 @@ def as_dims(
         dim = as_dim(value, bounds)
         if isinstance(dim, DynamicDim):
             known = next((d for v, d in named if _same_dim(v, value)), None)
-            dim = known or replace(dim, name=_unused(dim.name, [*reserved, *_names(named)]))
+            used = [*reserved, *(d.name for _, d in named)]
+            dim = known or replace(dim, name=_unused(dim.name, used))
             named.append((value, dim))
         dims.append(dim)
     return dims
-
-
-def _names(named: Sequence[tuple[PrimExpr | int, DynamicDim]]) -> list[str]:
-    return [dim.name for _, dim in named]
 
 
 def _unused(name: str, used: Sequence[str]) -> str:

@@ -67,7 +67,8 @@ def changes(
     start, end = max(0, start - CONTEXT), max(0, end - CONTEXT)
     hunks = [*_hunks(before[start : len(before) - end], after[start : len(after) - end], start)]
     if len(hunks) > 1:
-        hunks = _folded(hunks, _defined([*before, *after]))
+        defined = {name for line in (*before, *after) for name in _defined_by(line)}
+        hunks = _folded(hunks, defined)
     return _limited(hunks, MOST_TOLD[kind])
 
 
@@ -101,11 +102,6 @@ def _hunks(before: Sequence[str], after: Sequence[str], skipped: int) -> Iterabl
             lines += [f"-{line}" for line in before[i1:i2]]
             lines += [f"+{line}" for line in after[j1:j2]]
         yield Hunk(skipped + group[0][1] + 1, skipped + group[0][3] + 1, tuple(lines))
-
-
-def _defined(lines: Iterable[str]) -> set[str]:
-    """Return the names of parameters and variables of a text."""
-    return {name for line in lines for name in _defined_by(line)}
 
 
 @lru_cache(maxsize=1 << 14)

@@ -56,7 +56,8 @@ class WarpSums:
         else:
             T.evaluate(tirx.op.tvm_storage_sync("shared"))
         threads = self.plan.num_warps * LANES * self.plan.split_k
-        thread = self.place.thread + self._part() * int32(self.plan.num_warps * LANES)
+        part = self.place.part if self.others else int32(0)
+        thread = self.place.thread + part * int32(self.plan.num_warps * LANES)
         for first in range(0, self.tile, threads):
             element = thread + int32(first)
             if first + threads <= self.tile:
@@ -66,9 +67,6 @@ class WarpSums:
                     self._finish_element(element)
         if self.others:  # a block that is gone has no shared memory
             self._meet("relaxed")
-
-    def _part(self) -> tirx.Expr:
-        return self.place.part if self.others else int32(0)
 
     def _meet(self, order: str) -> None:
         """Wait for all threads of the cluster; released, they see what was written before."""

@@ -269,7 +269,8 @@ class MmaKernel:
         row, piece = a_lane(self.lane)
         row = self.warp_row + row
         place = swizzled(row, piece + int32(index * 2), pieces)
-        address = stage + self._bytes(row * int32(pieces) + place)
+        skipped = (row * int32(pieces) + place) * int32(PIECE_BYTES)
+        address = stage + skipped.astype("uint32")
         for i in range(self.tiles_m):
             first = (buffer * self.tiles_m + i) * 4
             skip = i * MMA_M * plan.block_k * self.types.element_bytes
@@ -277,9 +278,6 @@ class MmaKernel:
         for part in range(tile.parts):
             offset = self.part_offset(part)
             self.weights.load(buffer, part, stage + uint32(offset), index)
-
-    def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:
-        return (pieces * int32(PIECE_BYTES)).astype("uint32")
 
     def _multiply(self, buffer: int) -> None:
         """Multiply the operands of one set of registers."""

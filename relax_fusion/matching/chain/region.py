@@ -44,11 +44,6 @@ class Region:
         """The results of the contractions."""
         return tuple(v for v in self.covers if self.view.call(v, PRODUCT) is not None)
 
-    @property
-    def reductions(self) -> tuple[relax.Var, ...]:
-        """The results of its contractions, norms and other reductions."""
-        return tuple(v for v in self.covers if is_call(self.view.defs[v], *REDUCING))
-
     @cached_property
     def norms(self) -> frozenset[relax.Var]:
         """What reductions in front make for its calls alone."""

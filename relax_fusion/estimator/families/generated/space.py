@@ -112,12 +112,11 @@ def splits(graph: Graph) -> Iterator[str]:
     size = {a.name: a.size for a in space.loops}
     for loop in split_loops(graph, many(graph)):
         counts = [n for n in PARTS if size[loop] % n == 0 and size[loop] // n >= LEAST_TILE]
-        if counts and not any(s.dtype for s in space_of(_merging(graph, loop, counts[0])).steps):
+        if not counts:
+            continue
+        merging = split_graph(graph, loop, counts[0]).merging
+        if not any(s.dtype for s in space_of(merging).steps):
             yield from (f"{loop}={n}" for n in counts)
-
-
-def _merging(graph: Graph, loop: str, count: int) -> Graph:
-    return split_graph(graph, loop, count).merging
 
 
 def plans(graph: Graph) -> Iterator[GeneratedPlan]:
