@@ -52,7 +52,8 @@ _OTHERS = (
     "FuseTransposeMatmul",
     *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
     *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),
-    *("RecordKernels", "AppendInAttention", "MoveViews"),
+    *("RecordKernels", "AppendInAttention", "MoveViews", "JoinRotations"),
+    *("LayOutWeights", "AddInPlace"),
 )
 """Other passes of ours without which a module computes the same."""
 
