@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 88_734, 511
+LIBRARY = 88_735, 511
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 65_138
