@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"\w+|[(),.]")
 class Expression:
     """A nest of loops, and in the innermost of them branches that follow one another.
 
-    There are two branches or more, or none.
+    Loops are outermost first.  There are two branches or more, or none.
     """
 
     loops: tuple[str, ...]

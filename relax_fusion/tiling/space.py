@@ -101,7 +101,7 @@ class Step:
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """The loops of a graph, and its statements in order."""
+    """The loops of a graph, in the order in which statements have them, and its statements."""
 
     loops: tuple[TileLoop, ...]
     steps: tuple[Step, ...]

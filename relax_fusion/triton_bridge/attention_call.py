@@ -49,8 +49,8 @@ class Appended:
 class AttentionCall:
     """An attention under a plan.
 
-    The plan serves up to `most_queries` query positions.  `appended` are the last key and value,
-    to be written into k and v.
+    `operands` have ``kv_len`` where a number tells it.  The plan serves up to `most_queries` query
+    positions.  `appended` are the last key and value, to be written into k and v.
     """
 
     work: Attention
