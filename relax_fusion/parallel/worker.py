@@ -106,8 +106,11 @@ class Seat:
 
 
 def shown_first_line(err: BaseException) -> str:
-    """Return the first line of what an exception says."""
-    return next(iter(str(err).strip().splitlines()), "")
+    """Return the first line of what an exception says, nothing of one that fails to say it."""
+    try:
+        return next(iter(str(err).strip().splitlines()), "")
+    except Exception:
+        return ""
 
 
 _SEATS: dict[tuple[int, int], Seat] = {}

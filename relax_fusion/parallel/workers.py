@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -98,6 +99,7 @@ class Workers:
         ]
         self._controls = [pair[0] for pair in pairs]
         self._ended = ""
+        self._turn = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._session: list[Any] = []
         held = self._controls, [c for ends in hub for c in ends], self._processes, self._session
@@ -121,6 +123,8 @@ class Workers:
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on all workers; return what it returned, in order of their numbers.
 
+        Threads of the caller take turns.
+
         Parameters
         ----------
         function : callable
@@ -133,9 +137,13 @@ class Workers:
         WorkerError
             If it raises on a worker, or one ends.  All workers are ended then.
         """
+        call = pickle.dumps((function, args))
+        with self._turn:
+            return self._called(call)
+
+    def _called(self, call: bytes) -> list[Any]:
         if self._ended:
             raise WorkerError(f"the workers have ended: {self._ended}", -1)
-        call = pickle.dumps((function, args))
         try:
             for control in self._controls:
                 with suppress(OSError):  # it has gone, which is told below
@@ -214,7 +222,7 @@ def _checked(count: Any, device: Any, kind: Any) -> int:
         ("device", device, ("cpu", "cuda")),
         ("kind", kind, ("processes", "threads")),
     ):
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise WorkerError(f"{what} is {shown(value)}; must be one of {', '.join(known)}", -1)
     if (device, kind) == ("cuda", "threads"):
         raise WorkerError('kind is "threads"; workers with GPUs must be processes', -1)

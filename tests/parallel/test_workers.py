@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -81,6 +82,23 @@ def test_an_exception_names_its_worker(rank: int) -> None:
     assert not [t for t in threading.enumerate() if "Dummy" in t.name and t.is_alive()]
 
 
+def test_an_exception_that_says_nothing() -> None:
+    with (
+        Workers(1, kind="threads") as workers,
+        pytest.raises(WorkerError, match=r"^worker 0 of 1 failed: Speechless: $"),
+    ):
+        workers.call(functions.fails_without_a_word)
+
+
+def test_threads_of_the_caller_take_turns(three: Workers) -> None:
+    def called(factor: int) -> list[list[int]]:
+        return [three.call(functions.rank_times, factor) for _ in range(100)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for factor, found in enumerate(pool.map(called, range(4))):
+            assert found == [[0, factor, 2 * factor]] * 100
+
+
 def test_processes_compute_the_same_and_end() -> None:
     with Workers(2) as workers:
         numbers = workers.call(functions.process_number)
@@ -141,6 +159,7 @@ def test_workers_end_with_their_caller(number: signal.Signals, work: str) -> Non
         (lambda: Workers(0), "count is 0; must be from 1 to 64"),
         (lambda: Workers(65), "count is 65; must be from 1 to 64"),
         (lambda: Workers(2, device="rocm"), "device is 'rocm'; must be one of cpu, cuda"),
+        (lambda: Workers(2, device=["cpu"]), "device is ['cpu']; must be one of cpu, cuda"),
         (lambda: Workers(2, kind="fibres"), "kind is 'fibres'; must be one of processes, threads"),
         (
             lambda: Workers(2, device="cuda", kind="threads"),
