@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 88_735, 511
+LIBRARY = 88_746, 511
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 65_138
+TESTS = 65_166
 """The most lines of Python in ``tests/``."""
 
 
