@@ -51,9 +51,7 @@ def rotated(rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]) -> Pa
         signed = te.if_then_else(p == 0, -other, other)
         sums = own * cos(row, column).astype(ACCUMULATE)
         sums = sums + signed * sin(row, column).astype(ACCUMULATE)
-        # No branch: TVM makes a loop over its lanes, whose angles LLVM 22 reads as if they were
-        # neighbours.  There are angles for every pair.
-        return tirx.Select(_turns(rope, j), sums, own)
+        return te.if_then_else(_turns(rope, j), sums, own)
 
     return element
 

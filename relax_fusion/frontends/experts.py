@@ -41,12 +41,19 @@ def in_token_order(module: GraphModule) -> None:
     declines when:
         anything between computes a row of others, or is read beside ``[back]``.
     """
-    for node in list(module.graph.find_nodes(op="call_function", target=aten.sort.default)):
-        found = _Sorted.of(node)
-        if found is not None:
-            found.unsort()
-    module.graph.eliminate_dead_code()
-    module.recompile()
+    sorts = module.graph.find_nodes(op="call_function", target=aten.sort.default)
+    found = [each for each in map(_Sorted.of, sorts) if each is not None]
+    for each in found:
+        each.unsort()
+    if found:
+        module.graph.eliminate_dead_code(_writes)
+        module.recompile()
+
+
+def _writes(node: Node) -> bool:
+    """Tell whether a node does something beside its result: PyTorch takes writes for nothing."""
+    schema = getattr(node.target, "_schema", None)
+    return node.is_impure() or (schema is not None and schema.is_mutable)
 
 
 class _Sorted:

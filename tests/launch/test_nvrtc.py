@@ -33,7 +33,7 @@ def places(root: Path, monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    monkeypatch.setattr(nvrtc, "_roots", lambda package: [root / package])
+    monkeypatch.setattr(nvrtc, "package_roots", lambda package: [root / package])
 
 
 def test_the_library_and_the_headers_are_those_of_wheels(

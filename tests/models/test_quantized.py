@@ -107,7 +107,9 @@ def test_no_launch_is_for_decoding(config: str, name: str, target: str) -> None:
     assert found and all("packed" in d.spelling for d in found)
     # FuseChains tells that it would decode a weight, and leaves that to the others
     heads = {"FuseAttentionChain"}  # of 8 features, which on a GPU no kernel but a scalar one takes
-    assert {d.pattern for d in report.declined} <= heads
+    why = "kernels of the family have no norm of heads behind a projection"
+    left = [d for d in report.declined if d.decline is None or d.decline.detail != why]
+    assert {d.pattern for d in left} <= heads
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tvm import s_tir, tirx
 from tvm.target import Target
@@ -15,7 +16,7 @@ from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
 from ...hardware.target import device_of
 from ...tvm_ir import SBlockRV
-from ...workload import DTYPE_BYTES, GatedFFN, NormMatmul
+from ...workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection
 from .. import verbs
 from .dots import multiply_pairs
 from .heads import joined_heads, placed_heads
@@ -39,7 +40,8 @@ def emit(
     if isinstance(work, NormMatmul) and work.head_columns:
         func = placed_heads(func, work, device_of(target).vector_bytes // DTYPE_BYTES[ACCUMULATE])
     words = vectors if plan.family == WORDS else None
-    func = joined_heads(schedule_cpu(func, plan, words))
+    outputs = () if isinstance(work, GatedFFN) else work.outputs
+    func = joined_heads(schedule_cpu(func, plan, words, [*map(_run, outputs)]))
     if plan.family == DOTS:
         return multiply_pairs(func, plan.lanes, target)
     if words is None or not looks_up(words, target):
@@ -47,8 +49,19 @@ def emit(
     return look_up_fields(func, words, 1 if isinstance(work, GatedFFN) else len(work.outputs))
 
 
+def _run(projection: Projection) -> int:
+    """Return how many neighbouring pairs are rotated, or are not; 0 where all columns are alike."""
+    rope, columns = projection.rope, projection.columns
+    if rope is None or (rope.width == rope.head_dim and rope.turned(columns) == columns):
+        return 0
+    return math.gcd(rope.width // 2, rope.head_dim // 2)
+
+
 def schedule_cpu(
-    func: tirx.PrimFunc, plan: TilePlan, vectors: WordVectors | None = None
+    func: tirx.PrimFunc,
+    plan: TilePlan,
+    vectors: WordVectors | None = None,
+    runs: Sequence[int] = (),
 ) -> tirx.PrimFunc:
     """Schedule every stage of a contraction.
 
@@ -62,6 +75,8 @@ def schedule_cpu(
     ----------
     vectors : WordVectors, optional
         Of the weights, for the family "words".
+    runs : sequence of int
+        How many neighbouring columns of each result are computed alike, where not all are.
     """
     sch = s_tir.Schedule(func)
     projections = verbs.projections(sch)
@@ -70,7 +85,7 @@ def schedule_cpu(
     if present:
         _rows(sch, present, plan)
     if plan.family in (PANELS, DOTS):
-        return _panels(sch, projections, CpuPlan.of(plan))
+        return _panels(sch, projections, CpuPlan.of(plan), runs)
     if vectors is not None:
         return schedule_words(sch, projections, plan, vectors)
     for acc, out in projections:
@@ -78,7 +93,9 @@ def schedule_cpu(
     return sch.mod["main"]
 
 
-def _panels(sch: s_tir.Schedule, projections: Projections, plan: CpuPlan) -> tirx.PrimFunc:
+def _panels(
+    sch: s_tir.Schedule, projections: Projections, plan: CpuPlan, runs: Sequence[int]
+) -> tirx.PrimFunc:
     """Schedule the matmuls whose weights are repacked.
 
     Blocks are moved before any is decomposed: its halves alone are no valid blocks.
@@ -90,7 +107,8 @@ def _panels(sch: s_tir.Schedule, projections: Projections, plan: CpuPlan) -> tir
     for index, blocks in enumerate(projections):
         stages = (f"{name}{index}" for name in ("w_panels", "w_words", "w_scales"))
         panels = [sch.get_sblock(name) for name in stages if name in names]
-        sums.append((blocks[0], place_panels(sch, blocks, panels, plan)))
+        run = runs[index] if runs else 0
+        sums.append((blocks[0], place_panels(sch, blocks, panels, plan, run)))
         copies += panels
     return vectorised(sch, copies, sums, plan.lanes)
 

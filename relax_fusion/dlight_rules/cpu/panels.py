@@ -19,6 +19,7 @@ def place_panels(
     blocks: tuple[SBlockRV, SBlockRV],
     packed: Sequence[SBlockRV],
     plan: CpuPlan,
+    run: int,
 ) -> SBlockRV:
     """Give tasks a panel each, to pack and take through tiles of rows; return the partial sums.
 
@@ -30,6 +31,10 @@ def place_panels(
                                                        for k_part, i, j, k: partial
                                                        for i, j, k_part: acc += partial
                                                        for i: vectors j: out
+
+    Results are computed alike in runs of so many columns, or all are where `run` is 0.  No vector
+    has columns of two runs: TVM makes a loop of such lanes, whose angles of a rotation LLVM 22
+    reads as if they were neighbours.
     """
     acc, out = blocks
     k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, plan.steps])
@@ -48,7 +53,7 @@ def place_panels(
     sch.compute_at(partial, tile, preserve_unit_loops=True)
     for copied in packed:  # panels, and what they are made of
         sch.compute_at(copied, panel, preserve_unit_loops=True)
-    sch.unroll(verbs.vectorise_inner(sch, j_reg, plan.lanes))
+    sch.unroll(verbs.vectorise_inner(sch, j_reg, math.gcd(run, plan.lanes)))
     verbs.unroll_all(sch, inner)
     return partial
 
