@@ -67,10 +67,14 @@ class Imported(Suite):
     def begin(self) -> None:
         os.environ["TVM_NUM_THREADS"] = str(self.args.threads)
         torch.set_num_threads(self.args.threads)
-        self.makers = families()
+        self.makers = self.families()
         unknown = [name for name in self.args.families if name not in self.makers]
         if unknown:
             raise SystemExit(f"{unknown[0]!r} is no family; there are {', '.join(self.makers)}")
+
+    def families(self) -> dict[str, Any]:
+        """Return what makes each model."""
+        return families()
 
     def items(self) -> list[tuple[str]]:
         return [(family,) for family in self.args.families or self.makers]

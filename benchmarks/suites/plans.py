@@ -1,6 +1,6 @@
 """Models of transformers on this CPU by our fusion plans, by TVM's FuseOps, by TVM's own pipeline.
 
-    python -m benchmarks run plans [--families vit swin] [--threads 2] [--rounds 5]
+    python -m benchmarks run plans [--families vit swin] [--threads 2] [--rounds 6]
 
 Families of small models with random weights, brought in by our importer.  ``ours`` is our
 pipeline, ``fuseops`` the same with FuseOps in place of our plans, ``default`` what TVM compiles by
@@ -11,9 +11,7 @@ than with FuseOps, of fewer kernels, and at most 1.2 times as far from float64 a
 
 from __future__ import annotations
 
-import os
 import statistics
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +21,9 @@ import tvm
 from tvm import ir, relax
 
 from benchmarks.report import Entry, Verdict
-from benchmarks.suite import Suite, done
+from benchmarks.suite import done
 from benchmarks.suites.groups import pipeline_with
-from benchmarks.suites.imported import made
+from benchmarks.suites.imported import Imported, made
 from relax_fusion import Report, make_target
 from relax_fusion.estimator import format_seconds
 from relax_fusion.frontends.torch import from_exported_program
@@ -41,31 +39,16 @@ CALLS = 10
 """In a round."""
 
 
-class Plans(Suite):
+class Plans(Imported):
     """Families of small models."""
 
     name = "bench_plans"
-    key, axes = ("family",), ("families",)
-    has_target, must_reach = False, True
     contenders = usual = ("ours", "fuseops", "default")
     dtypes = ("float32", "float16")
     head = ("family", "kernels: ours", "a layer", "FuseOps", "TVM", *usual, "error", "TVM's")
 
-    @classmethod
-    def options(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("--families", nargs="+", default=[], metavar="FAMILY")
-        parser.add_argument("--rounds", type=int, default=5)
-        parser.add_argument("--threads", type=int, default=1)
-
-    def begin(self) -> None:
-        os.environ["TVM_NUM_THREADS"] = str(self.args.threads)
-        self.makers = families()
-        unknown = [name for name in self.args.families if name not in self.makers]
-        if unknown:
-            raise SystemExit(f"{unknown[0]!r} is no family; there are {', '.join(self.makers)}")
-
-    def items(self) -> list[tuple[str]]:
-        return [(family,) for family in self.args.families or self.makers]
+    def families(self) -> dict[str, Any]:
+        return families()
 
     @torch.no_grad()
     def measured(self, item: tuple[str]) -> Entry:

@@ -109,7 +109,7 @@ def shown_first_line(err: BaseException) -> str:
     """Return the first line of what an exception says, nothing of one that fails to say it."""
     try:
         return next(iter(str(err).strip().splitlines()), "")
-    except Exception:
+    except Exception:  # of anybody's exception, which may say itself in any way
         return ""
 
 

@@ -15,7 +15,7 @@ from ..matching.effects import Memory
 from ..matching.pattern import BlockView, is_call
 from ..matching.shapes import dtype_of, elsewhere, is_one, same_shape, shape_of
 from .expert_values import MOVES, Column, Formula, Place, follows, sizes, source
-from .modules import rewritten
+from .modules import with_kernels
 
 _NAME = "expert_matmul"
 _FLOATS = {"float32", "float16", "bfloat16"}
@@ -53,15 +53,7 @@ class FuseExperts:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`."""
         rewriter = _Rewrite(mod, self.target)
-        new = rewritten(mod, rewriter, memory=True)
-        if not rewriter.made:
-            return mod
-        for gvar, func in new.functions_items():
-            if isinstance(func, relax.Function):
-                new.update_func(gvar, relax.analysis.remove_all_unused(func))
-        for gvar in rewriter.made:
-            new.update_func(gvar, scheduled(new[gvar], self.target))
-        return new
+        return with_kernels(mod, rewriter, lambda func: scheduled(func, self.target))
 
 
 @dataclass(frozen=True)

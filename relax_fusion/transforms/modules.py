@@ -7,7 +7,7 @@ whatever names a virtual device fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tvm_ffi
@@ -65,6 +65,25 @@ def rewritten(
             mutator.memory = Memory(func, mod)
         mutator.builder_.update_func(gvar, mutator.visit_expr(func))
     return mutator.builder_.get()
+
+
+def with_kernels(
+    mod: ir.IRModule,
+    mutator: relax.PyExprMutator,
+    schedule: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+) -> ir.IRModule:
+    """Return `mod` as a mutator rewrites it that lists PrimFuncs it has `made`, these scheduled.
+
+    Where it has made none, that is `mod` itself.
+    """
+    new = rewritten(mod, mutator, memory=True)
+    if not mutator.made:
+        return mod
+    for gvar, func in functions_of(new, relax.Function).items():
+        new.update_func(gvar, relax.analysis.remove_all_unused(func))
+    for gvar in mutator.made:
+        new.update_func(gvar, schedule(new[gvar]))
+    return new
 
 
 def with_functions(

@@ -14,7 +14,7 @@ from ..matching.effects import Memory
 from ..matching.pattern import BlockView, is_call, operator_of
 from ..matching.shapes import dtype_of, elsewhere, product, same_shape, shape_of
 from .expert_values import ARITHMETIC, FUNCTIONS, MOVES, moved_place, sizes
-from .modules import rewritten
+from .modules import with_kernels
 from .routing_kernel import STAGES, RoutingKernel, number_of
 
 MOST_EXPERTS = 1024
@@ -57,15 +57,7 @@ class RouteExperts:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`."""
         rewriter = _Rewrite(mod, self.target)
-        new = rewritten(mod, rewriter, memory=True)
-        if not rewriter.made:
-            return mod
-        for gvar, func in new.functions_items():
-            if isinstance(func, relax.Function):
-                new.update_func(gvar, relax.analysis.remove_all_unused(func))
-        for gvar in rewriter.made:
-            new.update_func(gvar, scheduled(new[gvar], self.target))
-        return new
+        return with_kernels(mod, rewriter, lambda func: scheduled(func, self.target))
 
 
 def _is_step(view: BlockView, var: relax.Var) -> bool:

@@ -174,8 +174,10 @@ def test_imported(run, monkeypatch) -> None:
 
 
 def test_plans(tmp_path, monkeypatch) -> None:
-    patches = lambda _: (Patches(), (torch.ones(2, 3, 8, 8),), ())  # noqa: E731
-    monkeypatch.setattr(plans, "families", lambda: {"patches": patches})
+    def make(_attention: str):
+        return Patches(), (torch.ones(2, 3, 8, 8),), ()
+
+    monkeypatch.setattr(plans, "families", lambda: {"patches": make})
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     words = ["run", "plans", "--rounds", "1", "--results", str(tmp_path)]
     main(words)
