@@ -1,8 +1,8 @@
 """The library by which TVM's Disco calls NCCL: built from what wheels hold, and kept.
 
 TVM's wheel has the source of that library and not the library.  NCCL and the headers of CUDA are
-NVIDIA's wheels, `WHEELS`; three headers of TVM are in no wheel, and of these the source needs what
-is written here.
+NVIDIA's wheels, `WHEELS`, or a toolkit's; three headers of TVM are in no wheel, and of these the
+source needs what is written here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,12 @@ from .worker import Worker
 WHEELS = ("nvidia-nccl-cu13", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
 """What the extra ``nccl`` installs."""
 
+LIBRARY = "RELAX_FUSION_NCCL_LIBRARY"
+"""Environment variable: the path of a library that `nccl_library` built on another machine."""
+
 OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility-inlines-hidden")
 
+_RUNTIME = "libcudart.so.13"
 _INSTALL = "pip install 'relax-fusion[nccl]'"
 
 # TVM's tensor.h has functions that read and write streams, which are not called here.
@@ -56,17 +62,16 @@ _ID_BYTES = 128
 
 @dataclass(frozen=True)
 class Parts:
-    """What the library is built of and runs with."""
+    """What the library is built of."""
 
     source: Path
     includes: tuple[Path, ...]
-    libraries: tuple[Path, ...]
 
 
 def nccl_library(directory: Path | None = None) -> Path:
     """Return the library, which is built by the C++ compiler of this machine if it is not kept.
 
-    It needs no GPU.
+    It needs no GPU.  Where the environment variable `LIBRARY` is set, it is the file of that path.
 
     Parameters
     ----------
@@ -76,8 +81,14 @@ def nccl_library(directory: Path | None = None) -> Path:
     Raises
     ------
     MissingPackageError
-        If a wheel or the compiler is not installed, or the source does not compile.
+        If a wheel or the compiler is not installed, the source does not compile, or the
+        environment variable names no file.
     """
+    given = os.environ.get(LIBRARY)
+    if given:
+        if not Path(given).is_file():
+            raise MissingPackageError(f"{LIBRARY} is {given!r}, which is no file")
+        return Path(given)
     parts = find_parts()
     directory = directory or user_cache_directory() / "nccl"
     path = directory / f"{_key(parts)}.so"
@@ -89,7 +100,7 @@ def nccl_library(directory: Path | None = None) -> Path:
 
 
 def find_parts() -> Parts:
-    """Return the installed files.
+    """Return the installed files of which the library is built.
 
     Raises
     ------
@@ -97,34 +108,69 @@ def find_parts() -> Parts:
         If one is not there; the text names it and what to install.
     """
     tvm, ffi = package_roots("tvm"), package_roots("tvm_ffi")
-    cuda, nccl = ([root / part for root in package_roots("nvidia")] for part in ("cu13", "nccl"))
-    collectives, runtime, compiler, cccl = WHEELS
     source = _found(tvm, "src/runtime/extra/disco/nccl/nccl.cc", "apache-tvm 0.27")
+    includes = (
+        _include(tvm, "include", "tvm/runtime/disco/session.h", "apache-tvm 0.27"),
+        _include(ffi, "include", "tvm/ffi/c_api.h", "apache-tvm-ffi"),
+        _include(ffi, "include", "dlpack/dlpack.h", "apache-tvm-ffi"),
+        _include([*_wheels("nccl"), *_toolkits()], "include", "nccl.h", WHEELS[0]),
+        *_cuda_includes(),
+    )
+    return Parts(source, tuple(dict.fromkeys(includes)))
+
+
+def find_libraries() -> tuple[Path, ...]:
+    """Return what the library runs with: CUDA's runtime, NCCL, and TVM's.
+
+    Raises
+    ------
+    MissingPackageError
+        If one is not there; the text names it and what to install.
+    """
+    return (
+        _found([*_wheels("cu13"), *_toolkits()], f"lib/{_RUNTIME}", WHEELS[1]),
+        _found([*_wheels("nccl"), *_toolkits()], "lib/libnccl.so.2", WHEELS[0]),
+        _found(package_roots("tvm"), "lib/libtvm_runtime_extra.so", "apache-tvm 0.27"),
+    )
+
+
+def _wheels(part: str) -> list[Path]:
+    return [root / part for root in package_roots("nvidia")]
+
+
+def _toolkits() -> list[Path]:
+    """Return where a toolkit of the version of CUDA that TVM calls is installed."""
+    nvcc = shutil.which("nvcc")
+    folders = [Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda"), Path("/usr/local/cuda")]
+    folders += [Path(nvcc).resolve().parents[1]] if nvcc else []
+    return [folder for folder in folders if (folder / "lib64" / _RUNTIME).is_file()]
+
+
+def _cuda_includes() -> list[Path]:
+    """Return the folders of CUDA's headers: wheels', or else all of them one toolkit's."""
     headers = (
-        (tvm, "include", "tvm/runtime/disco/session.h", "apache-tvm 0.27"),
-        (ffi, "include", "tvm/ffi/c_api.h", "apache-tvm-ffi"),
-        (ffi, "include", "dlpack/dlpack.h", "apache-tvm-ffi"),
-        (nccl, "include", "nccl.h", collectives),
-        (cuda, "include", "cuda_runtime.h", runtime),
-        (cuda, "include", "crt/host_config.h", compiler),
-        (cuda, "include/cccl", "nv/target", cccl),
+        ("include", "cuda_runtime.h", WHEELS[1]),
+        ("include", "crt/host_config.h", WHEELS[2]),
+        ("include/cccl", "nv/target", WHEELS[3]),
     )
-    includes = []
-    for places, folder, name, wheel in headers:
-        header = _found(places, f"{folder}/{name}", wheel)
-        includes.append(header.parents[name.count("/")])
-    libraries = (
-        _found(cuda, "lib/libcudart.so.13", runtime),
-        _found(nccl, "lib/libnccl.so.2", collectives),
-        _found(tvm, "lib/libtvm_runtime_extra.so", "apache-tvm 0.27"),
-    )
-    return Parts(source, tuple(dict.fromkeys(includes)), libraries)
+    try:
+        return [_include(_wheels("cu13"), *header) for header in headers]
+    except MissingPackageError:
+        for toolkit in _toolkits():
+            with suppress(MissingPackageError):
+                return [_include([toolkit], *header) for header in headers]
+        raise
+
+
+def _include(places: list[Path], folder: str, name: str, wheel: str) -> Path:
+    return _found(places, f"{folder}/{name}", wheel).parents[name.count("/")]
 
 
 def _found(places: list[Path], name: str, wheel: str) -> Path:
     for root in places:
-        if (root / name).is_file():
-            return root / name
+        for path in (root / name, root / name.replace("lib/", "lib64/")):
+            if path.is_file():
+                return path
     raise MissingPackageError(
         f"workers with GPUs need {Path(name).name} of the wheel {wheel}, which is not installed "
         f"here; {_INSTALL}"
@@ -145,10 +191,17 @@ def _compiler() -> str:
 
 def _key(parts: Parts) -> str:
     """Return a name for the library that is another one where what it is built of is."""
-    told = [version(name) for name in ("apache-tvm", "apache-tvm-ffi", *WHEELS)]
+    told = [_version(name) for name in ("apache-tvm", "apache-tvm-ffi", *WHEELS)]
     told += [*OPTIONS, *_HEADERS, *_HEADERS.values()]
     text = "\0".join(told).encode() + parts.source.read_bytes()
     return hashlib.sha256(text).hexdigest()
+
+
+def _version(wheel: str) -> str:
+    try:
+        return version(wheel)
+    except PackageNotFoundError:  # a toolkit is used in its place
+        return ""
 
 
 def _build(parts: Parts, path: Path) -> None:
@@ -181,11 +234,14 @@ def load(library: Path) -> None:
     MissingPackageError
         If one of them cannot be loaded.
     """
-    for path in (*find_parts().libraries, library):
+    libraries = find_libraries()
+    for path in (*libraries, library):
         try:
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         except OSError as err:
             raise MissingPackageError(f"{path} cannot be loaded: {err}") from err
+    with suppress(OSError):  # `import tvm` loads it only where it finds CUDA's runtime by itself
+        ctypes.CDLL(str(libraries[-1].with_name("libtvm_runtime_cuda.so")))
 
 
 def unique_id(worker: Worker, library: str) -> bytes:
@@ -194,7 +250,7 @@ def unique_id(worker: Worker, library: str) -> bytes:
     if worker.rank:
         return b""
     identity = ctypes.create_string_buffer(_ID_BYTES)
-    code = ctypes.CDLL(str(find_parts().libraries[1])).ncclGetUniqueId(identity)
+    code = ctypes.CDLL(str(find_libraries()[1])).ncclGetUniqueId(identity)
     if code:
         raise RuntimeError(f"ncclGetUniqueId failed with code {code}")
     return identity.raw

@@ -87,8 +87,9 @@ class Workers:
         self.count, self.device = _checked(count, device, kind), device
         library = None
         if device == "cuda":
-            from .nccl import connect, nccl_library, unique_id
+            from .nccl import connect, find_libraries, nccl_library, unique_id
 
+            find_libraries()  # what is missing is told before workers look for it
             library = nccl_library()
         pairs = [Pipe() for _ in range(self.count)]
         hub = [Pipe() for _ in range(self.count - 1)]

@@ -76,18 +76,64 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         nccl, "package_roots", lambda name: [tmp_path] if name == "nvidia" else roots(name)
     )
-    monkeypatch.setattr(nccl, "version", lambda name: "1")
+    monkeypatch.setattr(nccl, "_toolkits", list)
+    monkeypatch.delenv(nccl.LIBRARY, raising=False)
     return tmp_path
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_missing_is_named(wheels: Path, name: str) -> None:
     nccl.find_parts()
+    nccl.find_libraries()
     (wheels / name).unlink()
     wheel, _ = FILES[name]
     text = f"need {Path(name).name} of the wheel {wheel}, which is not installed here; pip install"
     with pytest.raises(MissingPackageError, match=text):
         Workers(2, device="cuda")
+
+
+def test_a_toolkit_has_what_wheels_have_not(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit = tmp_path / "toolkit"
+    (wheels / "cu13/include").rename(tmp_path / "include")
+    (tmp_path / "include/crt").rename(tmp_path / "crt")
+    toolkit.mkdir()
+    (tmp_path / "include").rename(toolkit / "include")
+    (wheels / "cu13/lib").rename(toolkit / "lib64")
+    monkeypatch.setattr(nccl, "_toolkits", lambda: [toolkit])
+    with pytest.raises(MissingPackageError, match=r"cuda_runtime\.h of the wheel nvidia-cuda-run"):
+        nccl.find_parts()  # not the half of a toolkit
+    (tmp_path / "crt").rename(toolkit / "include/crt")
+    found = nccl.find_parts().includes
+    assert found[-2:] == (toolkit / "include", toolkit / "include/cccl")
+    assert nccl.find_libraries()[0] == toolkit / "lib64/libcudart.so.13"
+
+
+@pytest.mark.parametrize("how", ["CUDA_HOME", "PATH"])
+def test_where_toolkits_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for name in ("bin/nvcc", "lib64/libcudart.so.13"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch(0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    assert tmp_path not in nccl._toolkits()
+    monkeypatch.setenv(how, str(tmp_path / ("" if how == "CUDA_HOME" else "bin")))
+    assert tmp_path in nccl._toolkits()
+    (tmp_path / "lib64/libcudart.so.13").rename(tmp_path / "lib64/libcudart.so.12")
+    assert tmp_path not in nccl._toolkits()
+
+
+def test_a_library_from_elsewhere(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tmp_path / "built.so"
+    monkeypatch.setenv(nccl.LIBRARY, str(built))
+    with pytest.raises(MissingPackageError, match=r"LIBRARY is '.*built\.so', which is no file"):
+        Workers(2, device="cuda")
+    built.touch()
+    assert nccl_library() == built
 
 
 def test_a_compiler_is_asked_for(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
