@@ -10,7 +10,7 @@ plans, and compared with their reference.  The result is written to ``--output``
 there already is continued behind its last seed.  Exit status 1 if anything failed or a floor was
 not reached.
 
-    python scripts/fuzz.py --show 4236      # the function of a seed, made small if it fails
+    python scripts/fuzz.py --show 4236 --kinds groups     # its function, made small if it fails
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from benchmarks.arguments import at_least, minutes, results_file  # noqa: E402
 from benchmarks.recording import facts, markdown_table, results, write_results  # noqa: E402
 from relax_fusion.errors import Reason  # noqa: E402
 from relax_fusion.passes import PATTERNS  # noqa: E402
-from tests.fuzz import campaign, functions, matches  # noqa: E402
+from tests.fuzz import campaign, compiled, functions, matches, movements  # noqa: E402
+
+FUNCTIONS = ("graphs", "compiled", "groups")
+"""Kinds whose seeds are Relax functions."""
 
 MATCHES = 0.02
 """Matches of each pass for each function, at the least."""
@@ -161,11 +164,12 @@ def _cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def show(seed: int) -> None:
+def show(seed: int, kind: str) -> None:
     """Print the function of a seed, made smaller while it goes wrong in the same way."""
-    function = functions.draw(seed)
-    print(matches.minimised(function, seed).script())
-    for failure in matches.explore([seed]).failures:
+    draw = movements.draw_shuffled if kind == "groups" else functions.draw
+    check = matches.check if kind == "graphs" else compiled.check
+    print(matches.minimised(draw(seed), seed, check=check).script())
+    for failure in campaign.explorer(kind)([seed]).failures:
         print(failure.what)
 
 
@@ -185,11 +189,11 @@ def main() -> int:
         "--output", type=results_file, default=ROOT / "fuzz.json", help="the result"
     )
     parser.add_argument("--show", type=at_least(0), help="print the function of this seed instead")
-    kinds = ("tir", "triton", "graphs", "compiled", "groups")
+    kinds = ("tir", "triton", *FUNCTIONS)
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="what is run")
     args = parser.parse_args()
     if args.show is not None:
-        show(args.show)
+        show(args.show, next((k for k in args.kinds if k in FUNCTIONS), "graphs"))
         return 0
     record = Record(args.output)
     said = [a if a != str(args.output) else args.output.name for a in sys.argv[1:]]

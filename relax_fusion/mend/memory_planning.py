@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, is_call
 from ..transforms.modules import functions_of, rewritten, with_functions
 from ..tvm_ir import structural_equal
+
+_WIDEST = 8
+"""Bytes of the largest element."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
@@ -26,11 +31,12 @@ class PlanMemory:
     TVM 0.27's StaticPlanBlockMemory has one pool of free storage for all of a function.  A branch
     of an ``If`` is given storage that only the other branch allocates, and a tensor of one device
     is given storage of another: the first ends in a segmentation fault, the second in kernels that
-    read memory of the wrong device.
+    read memory of the wrong device.  It also multiplies the numbers in sizes, and raises an error
+    where these are beyond int64, as of ``x[:2**62]``, whose size is ``T.min(2**62, n)``.
 
     declines when:
-        a function has branches or functions inside, or tensors on several devices.  Its tensors
-        get memory of their own, each when it is computed.
+        a function has branches or functions inside, tensors on several devices, or sizes with such
+        numbers.  Its tensors get memory of their own, each when it is computed.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -48,7 +54,14 @@ def _misleads_the_planner(func: relax.Function) -> bool:
     if found_in(func.body, relax.If) or found_in(func.body, relax.Function):
         return True
     allocated = calls_in(func.body, "relax.builtin.alloc_tensor")
-    return len({int(call.args[2].value) for call in allocated}) > 1
+    if len({int(call.args[2].value) for call in allocated}) > 1:
+        return True
+    return any(_largest(call.args[0].values) * _WIDEST >= 1 << 63 for call in allocated)
+
+
+def _largest(shape: Sequence[tirx.Expr]) -> int:
+    """Return the largest number that a product of sizes may have, as the planner multiplies."""
+    return prod(max([1, *map(int, found_in(size, tirx.IntImm))]) for size in shape)
 
 
 @tvm.transform.module_pass(opt_level=0, name="NameInPlaceResults")

@@ -129,14 +129,14 @@ def run(
     return results, left
 
 
-def nudged(args: Sequence[Any]) -> list[Any]:
-    """Return arguments whose numbers are a rounding to float32 away, one up and the next down."""
+def nudged(args: Sequence[Any], by: float = 2.0**-24) -> list[Any]:
+    """Return arguments whose numbers are a rounding away, of float32, one up and the next down."""
 
     def moved(value: Any, sign: int) -> Any:
         if isinstance(value, tuple):
             return tuple(moved(v, sign * (-1) ** i) for i, v in enumerate(value))
         is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
-        return value * (1 + sign * 2.0**-24) if is_float else value
+        return value * (1 + sign * by) if is_float else value
 
     return [moved(value, (-1) ** i) for i, value in enumerate(args)]
 

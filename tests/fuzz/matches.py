@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -192,7 +192,12 @@ def explore(seeds: Sequence[int]) -> Findings:
     return found
 
 
-def minimised(function: Function, seed: int, budget: int = 200) -> Function:
+def minimised(
+    function: Function,
+    seed: int,
+    budget: int = 200,
+    check: Callable[[Function, int], object] = check,
+) -> Function:
     """Return a smaller function that goes wrong in the same way, bindings dropped one by one."""
 
     def kind(candidate: Function) -> str:

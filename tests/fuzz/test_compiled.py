@@ -28,8 +28,9 @@ def test_groups(seed: int) -> None:
     assert compiled.check(movements.draw(seed), seed) == ""
 
 
-# A size of n * n + 2 between two steps of a kernel; one row of what was squeezed
-@pytest.mark.parametrize("seed", [20000646, 40000025])
+# A size of n * n + 2 between two steps of a kernel; one row of what was squeezed; a float32 step of
+# a float64 result; bfloat16 cast to an integer, exact where TVM's is rounded up; an end of 2**62
+@pytest.mark.parametrize("seed", [20000646, 40000025, 41000278, 30000391, 20000235])
 def test_movements_of_all_kinds(seed: int) -> None:
     assert compiled.check(movements.draw_shuffled(seed), seed) == ""
 
@@ -58,3 +59,19 @@ def test_what_is_further_off_than_rounding_explains_is_found() -> None:
         compiled._compare([true + np.float32(1e-3)], [true], None, ["float32"])
     with pytest.raises(compiled.Different, match="off by inf"):
         compiled._compare([np.full_like(true, np.nan)], [true], None, ["float32"])
+
+
+def test_what_a_rounding_decides_is_no_difference() -> None:
+    """A float32 step of a float64 result; a cast of what is nearly 4 to an integer."""
+    true, made = np.linspace(0, 1, 8), np.linspace(0, 1, 8) + 1e-7
+    with pytest.raises(compiled.Different):
+        compiled._compare([made], [true], None, ["float64"])
+    compiled._compare([made], [true], None, ["float64"], [[true - 2.0**-23]])
+    with pytest.raises(compiled.Different):
+        compiled._compare([made + 1e-6], [true], None, ["float64"], [[true - 2.0**-23]])
+    ours, theirs, exact, moved = (np.array([n, 7], "int32") for n in (3, 4, 5, 2))
+    compiled._compare([ours], [theirs], [ours], ["int32"])
+    compiled._compare([ours], [theirs], [exact], ["int32"], [[theirs], [moved]])
+    for others in ([], [[theirs]]):
+        with pytest.raises(compiled.Different, match="result 0 differs"):
+            compiled._compare([ours], [theirs], [exact], ["int32"], others)

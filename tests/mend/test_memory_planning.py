@@ -76,3 +76,33 @@ def test_branches_in_any_order(vm: relax.VirtualMachine, expected) -> None:
     for c in (False, True, False, False, True):
         got = vm[expected.__name__](tvm.runtime.tensor(np.array(c)), *given).numpy()
         np.testing.assert_allclose(got, expected(c, x, w), rtol=1e-4, atol=1e-5)
+
+
+ENDS = """
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor(("b", "s", 8), "float32")):
+        with R.dataflow():
+            a = R.sigmoid(x)
+            y = R.strided_slice(a, [1], [0], [END])
+            z = R.nn.softmax(R.matmul(y, R.permute_dims(y, [0, 2, 1])))
+            halves = R.split(z, 2, axis=2)
+            w = R.strided_slice(halves[0], [1, 2], [0, 1], [END, END])
+            R.output(z, w)
+        return (z, w)
+"""
+
+
+@pytest.mark.parametrize("end", [3, 2**31 - 1, 2**40, 2**62, 2**63 - 1])
+def test_ends_of_slices_behind_all_that_there_may_be(end: int) -> None:
+    """Sizes are the smaller one of two, of which one times the other sizes is beyond int64."""
+    mod = tvm.script.from_source(ENDS.replace("END", str(end)))
+    vm = machine(quickly(mod, relax.get_pipeline("relax_fusion", target="llvm")))
+    x = np.random.default_rng(1).standard_normal((2, 5, 8), "float32")
+    y = 1 / (1 + np.exp(-x[:, :end]))
+    scores = np.exp(y @ y.transpose(0, 2, 1))
+    wanted = scores / scores.sum(-1, keepdims=True)
+    z, w = (part.numpy() for part in vm["main"](tvm.runtime.tensor(x)))
+    np.testing.assert_allclose(z, wanted, rtol=1e-4)
+    np.testing.assert_allclose(w, wanted[:, :end, 1 : -(-min(end, 5) // 2)], rtol=1e-4)
