@@ -1,0 +1,170 @@
+"""Which launches compute a matmul by experts under a plan.
+
+A plan of the family "expert_pairs" computes one pair of token and expert after the other.  One of
+"expert_tiles" has a launch in front that sorts the pairs by their experts, and one behind where the
+results of a token's pairs are added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from ..errors import LoweringError
+from ..estimator.tile_plan import TilePlan
+from ..launch.arguments import Workspace
+from .kernel import KernelOptions
+from .kernels.expert_order import TILE_FIELDS, expert_order
+from .kernels.expert_pairs import expert_pairs
+from .kernels.expert_sum import expert_sum
+from .kernels.expert_tiles import expert_tiles
+from .kernels.experts import ExpertForm, ExpertTensors, ExpertTile
+from .launches import GROUP_M, Step, ceil_div
+
+ORDER_BLOCK, ORDER_WARPS = 1024, 4
+"""Pairs that a program of `expert_order` looks at together, and its warps; of many pairs, four
+times as many and twice."""
+
+SUM_COLUMNS = 1024
+"""Columns of a program of `expert_sum`."""
+
+LEAST_BINS = 32
+"""A histogram has a bin for each lane of a warp at least."""
+
+SWAP_ROWS = 64
+"""With fewer rows, the weight is the left operand of the tensor cores, whose least height is 64."""
+
+
+@dataclass(frozen=True)
+class ExpertCall:
+    """A matmul by experts: its form, its tensors, and the dtype of its result.
+
+    Parameters
+    ----------
+    form : ExpertForm
+        What is known when kernels are compiled.
+    tensors : ExpertTensors
+        Arguments of a kernel; those of a share are added by token.
+    tokens : int or PrimExpr
+        How many tokens there are.
+    out_dtype : str
+        A dtype of TVM.
+    dependent : bool
+        Whether launches may overlap the end of the one before them.
+    """
+
+    form: ExpertForm
+    tensors: ExpertTensors
+    tokens: Any
+    out_dtype: str
+    dependent: bool
+
+    def steps(
+        self, plan: TilePlan, workspaces: dict[str, Workspace], most: int | None
+    ) -> list[Step]:
+        """Return the launches of a plan that serves up to `most` tokens, in order.
+
+        `workspaces` gets the workspaces, for the plans of other ranges to use the same.
+
+        Raises
+        ------
+        LoweringError
+            If the plan is of another family.
+        """
+        if plan.family == "expert_pairs":
+            return [self._pairs(plan)]
+        if plan.family == "expert_tiles":
+            return self._tiles(plan, workspaces, most)
+        raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
+
+    @property
+    def _pairs_count(self) -> Any:
+        return self.tokens * self.form.chosen
+
+    def _tile(self, plan: TilePlan, **others: Any) -> ExpertTile:
+        return ExpertTile(plan.block_n, plan.block_k, plan.num_stages, self.dependent, **others)
+
+    def _options(self, warps: int, stages: int = 1) -> KernelOptions:
+        return KernelOptions(num_warps=warps, num_stages=stages, dependent_launch=self.dependent)
+
+    def _columns(self, plan: TilePlan) -> int:
+        """Return the tiles of columns."""
+        wide = 2 * self.form.n if self.form.gate == "pairs" else self.form.n
+        return -(-wide // plan.block_n)
+
+    def _pairs(self, plan: TilePlan) -> Step:
+        rows = self._pairs_count if self.tensors.share is None else self.tokens
+        constants = {"F": self.form, "C": self._tile(plan, unroll=plan.lanes)}
+        options = self._options(plan.num_warps, plan.num_stages)
+        grid = (rows, self._columns(plan))
+        return Step(expert_pairs, grid, {"p": self.tensors}, constants, options)
+
+    def _tiles(
+        self, plan: TilePlan, workspaces: dict[str, Workspace], most: int | None
+    ) -> list[Step]:
+        form, pairs, block_m = self.form, self._pairs_count, plan.block_m
+        tiles = most_tiles(pairs, form.experts, block_m)
+
+        def room(name: str, shape: tuple[Any, ...], dtype: str) -> Workspace:
+            return workspaces.setdefault(f"{name} {shape} {dtype}", Workspace(shape, dtype))
+
+        order = room("order", (pairs,), "int32")
+        table = room("tiles", (tiles * TILE_FIELDS.value + 1,), "int32")
+        big = 4 if most is None or most * form.chosen > 4 * ORDER_BLOCK else 1
+        constants = {
+            "EXPERTS": form.experts,
+            "BINS": max(LEAST_BINS, 1 << (form.experts - 1).bit_length()),
+            "BLOCK_M": block_m,
+            "BLOCK": ORDER_BLOCK * big,
+            "PDL": self.dependent,
+        }
+        given = {"ids_ptr": self.tensors.ids, "order_ptr": order, "tiles_ptr": table}
+        given["pairs"] = as_int32(pairs)
+        warps = ORDER_WARPS * (2 if big > 1 else 1)
+        sorted_ = Step(expert_order, (form.experts,), given, constants, self._options(warps))
+        added = self.tensors.share is not None
+        parts = room("parts", (pairs, form.n), self.out_dtype) if added else self.tensors.out
+        swap = block_m < SWAP_ROWS
+        tile = self._tile(plan, block_m=block_m, swap=swap, group_m=GROUP_M)
+        product = Step(
+            expert_tiles,
+            (tiles * self._columns(plan),),
+            {
+                "p": self.tensors._replace(residual=None, ids=None, out=parts),
+                "order_ptr": order,
+                "tiles_ptr": table,
+            },
+            {"F": form, "C": tile},
+            self._options(plan.num_warps, plan.num_stages),
+        )
+        return [sorted_, product, *([self._sum(parts)] if added else [])]
+
+    def _sum(self, parts: Any) -> Step:
+        n = self.form.n
+        given = {
+            "parts_ptr": parts,
+            "residual_ptr": self.tensors.residual,
+            "out_ptr": self.tensors.out,
+        }
+        constants = {
+            "CHOSEN": self.form.chosen,
+            "N": n,
+            "BLOCK": min(SUM_COLUMNS, 1 << (n - 1).bit_length()),
+            "PDL": self.dependent,
+        }
+        grid = (self.tokens, -(-n // constants["BLOCK"]))
+        return Step(expert_sum, grid, given, constants, self._options(4))
+
+
+def most_tiles(pairs: Any, experts: int, block_m: int) -> Any:
+    """Return how many tiles there can be: each expert that is chosen has one that is not full."""
+    if isinstance(pairs, int):
+        return (pairs + min(pairs, experts) * (block_m - 1)) // block_m
+    return ceil_div(pairs + experts * (block_m - 1) - (block_m - 1), block_m)
+
+
+def as_int32(number: Any) -> Any:
+    """Return a number as a kernel's argument."""
+    return number if isinstance(number, int) else tirx.Cast("int32", number)

@@ -1,0 +1,127 @@
+"""What the kernels of matmuls by experts share: their operands, and the gate behind a product.
+
+A pair is a token and one of its experts, ``pair = token * chosen + place``.  The weights of all
+experts lie in one tensor, ``[experts, columns, k]`` (layout ``"nk"``) or ``[experts, k, columns]``
+(``"kn"``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ..math import activate, silu
+
+
+class ExpertTensors(NamedTuple):
+    """The tensors of a matmul by experts: pointers, None for what it does not have."""
+
+    x: Any
+    """``[tokens, k]``, or ``[tokens, chosen, k]`` (``F.each``)."""
+    ids: Any
+    """``[tokens, chosen]``, of any integers; what is no expert counts as the nearest one."""
+    w: Any
+    bias: Any
+    """``[experts, columns]``"""
+    share: Any
+    """``[tokens, chosen]``: by what the result of a pair is multiplied."""
+    residual: Any
+    """``[tokens, n]``"""
+    out: Any
+    """``[tokens, chosen, n]``, or ``[tokens, n]`` where the pairs of a token are added."""
+
+
+class ExpertForm(NamedTuple):
+    """What is known of a matmul by experts when its kernel is compiled, each field a constexpr."""
+
+    experts: int
+    chosen: int
+    n: int
+    """Columns of the result; a weight has twice as many where there is a gate."""
+    k: int
+    layout: str
+    each: bool = False
+    """Whether the pairs of a token have rows of their own."""
+    gate: str = "none"
+    """``"halves"``: gate and up are halves of the columns; ``"pairs"``: even and odd ones."""
+    gate_first: bool = True
+    activation: str = "none"
+    """Of the gate, or of the product where there is none."""
+    sharp: float = 1.0
+    """``x * sigmoid(sharp * x)`` is the activation where this is not 1."""
+    gate_clip: tuple[float, float] | None = None
+    up_clip: tuple[float, float] | None = None
+    offset: float = 0.0
+    """What is added to the up projection."""
+
+
+class ExpertTile(NamedTuple):
+    """What else is known, each field a constexpr."""
+
+    block_n: int
+    """Columns of a program: of the weight where gate and up are pairs of them, else of the
+    result."""
+    block_k: int
+    stages: int
+    """How many blocks of k are under way, as asynchronous copies."""
+    pdl: bool
+    """Programmatic dependent launch: launched while a predecessor may still run."""
+    unroll: int = 1
+    """How many blocks of k a turn of the loop has."""
+    block_m: int = 1
+    """Pairs of a program."""
+    swap: bool = False
+    """Whether the weight is the left operand of the tensor cores."""
+    group_m: int = 8
+    """So many tiles of pairs are walked together, for each tile of columns."""
+
+
+@triton.constexpr_function
+def width_of(F, whole):
+    """Return the columns of an expert's weight, or those of one half of it."""
+    return 2 * F.n if whole and F.gate != "none" else F.n
+
+
+@triton.jit
+def expert_at(ids_ptr, index, mask, EXPERTS: tl.constexpr):
+    """Return the int32 expert at those places of ``ids``: the nearest one there is."""
+    number = tl.load(ids_ptr + index, mask=mask, other=0)
+    return tl.minimum(tl.maximum(number, 0), EXPERTS - 1).to(tl.int32)
+
+
+@triton.jit
+def within(x, CLIP: tl.constexpr):
+    """Return float32 numbers within the bounds, if there are some; NaN stays NaN."""
+    if CLIP is None:
+        return x
+    else:
+        x = tl.where(x < CLIP[0], CLIP[0], x)
+        return tl.where(x > CLIP[1], CLIP[1], x)
+
+
+@triton.jit
+def activated(x, F: tl.constexpr):
+    """Return the activation of float32 numbers."""
+    if F.sharp != 1.0:
+        return silu(x * F.sharp) / F.sharp
+    else:
+        return activate(x, F.activation)
+
+
+@triton.jit
+def behind_product(first, second, F: tl.constexpr):
+    """Return the float32 results of the two products of a gate, biases added; or of the first."""
+    if F.gate == "none":
+        return activated(first, F)
+    gate, up = first, second
+    if not F.gate_first:
+        gate, up = second, first
+    return activated(within(gate, F.gate_clip), F) * (within(up, F.up_clip) + F.offset)
+
+
+@triton.jit
+def apart(x):
+    """Return the even and the odd columns of a float32 tensor ``[m, 2 n]``."""
+    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))

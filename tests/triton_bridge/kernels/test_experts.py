@@ -1,0 +1,160 @@
+"""Kernels of matmuls by experts: in the interpreter against float64, and what is compiled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax_fusion.errors import KernelError
+from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.triton_bridge.compile import try_kernels
+from relax_fusion.triton_bridge.experts import most_tiles
+from relax_fusion.triton_bridge.specialize import specialize
+
+from ...support.expert_calls import (
+    GPT_OSS,
+    MODELS,
+    PAIRS,
+    TALL,
+    TILES,
+    ExpertCase,
+    down,
+    up,
+)
+from ...support.interpreted import Interpreter, Launch
+from ...support.slow import sampled
+from .compiled import NARROW, SIGNS, stack_bytes
+
+PLANS = {"pairs": PAIRS, "tiles": TILES, "tall": TALL}
+EVEN, ODD = {"k": 64, "n": 32}, {"k": 72, "n": 40}
+CASES = {
+    **{
+        f"{gate}-{layout}": ExpertCase(up(5, 3, **EVEN, layout=layout, gate=gate))
+        for gate, layout in product(("halves", "pairs"), ("nk", "kn"))
+    },
+    **{
+        f"clipped-{gate}-{layout}": ExpertCase(
+            up(5, 3, **ODD, layout=layout, gate=gate, gate_first=False, **GPT_OSS), bias=True
+        )
+        for gate, layout in product(("halves", "pairs"), ("nk", "kn"))
+    },
+    **{
+        f"down-{layout}": ExpertCase(down(5, 3, **ODD, layout=layout), True, True, residual=True)
+        for layout in ("nk", "kn")
+    },
+    "sum": ExpertCase(down(2, 2, **EVEN, layout="nk"), share=True, ids_dtype="int32"),
+    "same rows": ExpertCase(down(5, 3, **EVEN, layout="nk")._replace(each=False), share=True),
+    "plain": ExpertCase(down(5, 1, **ODD, layout="kn")._replace(activation="relu"), True),
+    "many experts": ExpertCase(up(33, 2, **EVEN, layout="nk")),
+}
+
+
+@pytest.mark.parametrize(("plan", "name"), sampled([*product(PLANS, CASES)], 3))
+def test_launches_match_float64(interpreter: Interpreter, plan: str, name: str) -> None:
+    case = CASES[name]
+    for tokens in (1, 7):
+        given = case.inputs(tokens)
+        exact, got = case.exact(given), case.computed(interpreter, PLANS[plan], given)
+        assert np.abs(got - exact).max() < 1e-3 * np.abs(exact).max()
+
+
+def test_weights_of_experts_that_nobody_chose_are_not_read(interpreter: Interpreter) -> None:
+    case = CASES["halves-nk"]
+    given = case.inputs(7)
+    given["ids"] = np.where(given["ids"] == 2, 3, given["ids"])
+    exact = case.exact(given)
+    given["w"][2] = np.nan
+    for plan in PLANS.values():
+        got = case.computed(interpreter, plan, given)
+        assert np.abs(got - exact).max() < 1e-3 * np.abs(exact).max()
+
+
+def test_nan_passes_the_clipping_of_a_gate(interpreter: Interpreter) -> None:
+    case = CASES["clipped-pairs-kn"]
+    given = case.inputs(3)
+    given["x"][1] = np.nan
+    for plan in PLANS.values():
+        got = case.computed(interpreter, plan, given)
+        assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(("pairs", "block", "experts"), [(1, 32, 3), (70, 32, 5), (300, 64, 40)])
+def test_pairs_are_sorted_into_tiles(
+    interpreter: Interpreter, pairs: int, block: int, experts: int
+) -> None:
+    ids = np.random.default_rng(0).integers(-2, experts + 2, pairs)
+    most = most_tiles(pairs, experts, 16)
+    tensors = {
+        "ids": ids.astype("float64"),
+        "order": np.full(pairs, -1.0),
+        "tiles": np.full(1 + 3 * most, -1.0),
+    }
+    given = {"ids_ptr": "ids", "order_ptr": "order", "tiles_ptr": "tiles", "pairs": pairs}
+    constants = {"EXPERTS": experts, "BINS": 64, "BLOCK_M": 16, "BLOCK": block, "PDL": False}
+    launch = Launch("expert_order", (experts,), given, constants)
+    made = interpreter(tensors, {"ids": "int64", "order": "int32", "tiles": "int32"}, [launch])
+    clipped = np.clip(ids, 0, experts - 1)
+    order = np.argsort(clipped, kind="stable")
+    assert (made["order"] == order).all()
+    wanted = []
+    for expert in range(experts):
+        at = np.flatnonzero(clipped[order] == expert)
+        wanted += [(expert, first, at[-1] + 1) for first in at[::16]]
+    assert made["tiles"][0] == len(wanted) <= most
+    assert made["tiles"][1 : 1 + 3 * len(wanted)].reshape(-1, 3).tolist() == list(map(list, wanted))
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_there_are_tiles_enough_for_any_choice(block: int) -> None:
+    for pairs, experts in product((1, 5, 128, 4097), (1, 3, 128)):
+        for used in range(1, min(pairs, experts) + 1):
+            # The worst choice: one pair each but for the first
+            counts = [pairs - used + 1, *[1] * (used - 1)]
+            assert sum(-(-c // block) for c in counts) <= most_tiles(pairs, experts, block)
+
+
+BIG = TilePlan(128, 128, 64, num_stages=4, num_warps=8, family="expert_tiles")
+FEW = TilePlan(16, 128, 64, num_stages=4, num_warps=4, family="expert_tiles")
+LONG = TilePlan(1, 4, 1024, num_warps=4, lanes=1, family="expert_pairs")
+WIDE = TilePlan(1, 64, 32, num_warps=4, lanes=2, family="expert_pairs")
+COMPILED = [
+    *((name, "big") for name in MODELS),
+    *((name, "few") for name in MODELS),
+    *((name, "pairs") for name in MODELS),
+]
+
+
+@pytest.mark.parametrize(("name", "how"), sampled(COMPILED, 2))
+def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: Path) -> None:
+    case = MODELS[name]
+    rows = WIDE if case.form.layout == "kn" else LONG
+    plan = {"big": BIG, "few": FEW, "pairs": rows}[how]
+    steps = case.call(64, dependent=True).steps(plan, {}, 64)
+    assert len(steps) == (1 if how == "pairs" else 3 if case.share else 2)
+    outs = [case.out_type(64)]
+    sources = [specialize(s.function, s.args, s.constexprs, s.options, outs, 90)[0] for s in steps]
+    for made in try_kernels(sources):
+        assert not isinstance(made, KernelError), made
+        text = made.ptx.decode()
+        assert "griddepcontrol.wait" in text
+        assert stack_bytes(made.image, tmp_path) == 0 and made.scratch_bytes == 0
+        signs = {"expert_tiles": ("copies", "wgmma"), "expert_pairs": ("wide loads",)}
+        for sign in signs.get(made.entry, ()):
+            assert re.search(SIGNS[sign], text), sign
+            assert sign not in NARROW or not re.search(NARROW["copies"].split("|")[0], text)
+        assert not re.search(SIGNS["mma"], text)
+
+
+def test_older_devices_have_tiles_too() -> None:
+    case = replace(MODELS["mixtral-down"], dtype="bfloat16")
+    plan = replace(BIG, block_k=32, num_stages=3)
+    _, step, _ = case.call(64).steps(plan, {}, 64)
+    given = step.function, step.args, step.constexprs, step.options, [case.out_type(64)]
+    (made,) = try_kernels([specialize(*given, 80)[0]])
+    assert not isinstance(made, KernelError), made
+    assert re.search(SIGNS["mma"], made.ptx.decode())
