@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +71,21 @@ class Run:
         return "; ".join([", ".join(sizes), inputs] if sizes else [inputs])
 
 
-def as_meant(value: Array, dtype: str) -> Array:
-    """Return the number of an activation's formula that a constant is as few digits say it."""
+def numbers_of(work: Workload) -> set[float]:
+    """Return the constants of a workload."""
+    values = (part for block in work.graph.blocks for part in parts(block.value))
+    return {part.value for part in values if isinstance(part, Const)}
+
+
+def as_meant(value: Array, dtype: str, own: Collection[float] = ()) -> Array:
+    """Return the number of an activation's formula that a constant is as few digits say it.
+
+    A factor that a kernel has as its `own`, such as a scale of 0.7071, is no part of a formula.
+    """
     if value.ndim or "float" not in dtype:
+        return value
+    factors = (f for n in own if n for f in (n, 1 / n))
+    if any(math.isclose(float(value), f, rel_tol=1e-12) for f in factors):
         return value
     meant = (n for m in _FORMULAS for n in (m, 1 / m) if near(float(value), n, dtype))
     return next((np.array(n) for n in meant), value)
@@ -112,23 +124,16 @@ class Comparison:
         values = [p for block in self.match.workload.graph.blocks for p in parts(block.value)]
         named = {part.name for part in values if isinstance(part, Op)}
         self.activations = named & {"gelu", "gelu_tanh", "quick_gelu"}
-        self.numbers = {part.value for part in values if isinstance(part, Const)}
+        self.numbers = numbers_of(self.match.workload)
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 
     def _constant(self, value: Array, dtype: str) -> Array:
-        """Return a constant, as it is meant in the formula of an activation that is written out.
-
-        A factor that the kernel has as well, such as a scale of 0.7071, is no part of a formula.
-        """
+        """Return a constant, as it is meant in the formula of an activation that is written out."""
         self._is_far |= "float" in dtype and bool(np.any(value <= FAR))
         functions = ("relax.erf", "relax.sigmoid", "relax.tanh")
         written_out = any(is_call(e, *functions) for _, e in self.region.bindings)
-        if not written_out or not self.activations:
-            return value
-        factors = (f for n in self.numbers if n for f in (n, 1 / n))
-        own = not value.ndim and any(math.isclose(float(value), f, rel_tol=1e-12) for f in factors)
-        return value if own else as_meant(value, dtype)
+        return as_meant(value, dtype, self.numbers) if written_out and self.activations else value
 
     def difference(self, run: Run) -> str | None:
         """Say which result differs; None if none does.

@@ -11,6 +11,7 @@ import numpy as np
 from tvm import ir, relax
 
 from ..matching.effects import IN_PLACE, free_vars
+from ..matching.expressions import found_in
 from ..matching.operators import named
 from ..matching.pattern import BlockView, Match, is_call
 from ..matching.roundings import kept_roundings
@@ -27,6 +28,18 @@ BITS = 4
 
 _WHOLE = named("view", "permutation", "split")
 """Operators that move all elements of a tensor, each once."""
+
+
+def exact_of(bindings: Iterable[Bound]) -> frozenset[relax.Var]:
+    """Return the bindings that depend on no data: no leaf, and no array, which may be a weight."""
+    found: set[relax.Var] = set()
+    for var, value in bindings:
+        arrays = (c for c in found_in(value, GenericConst) if c.value.numpy().ndim)
+        if next(arrays, None) is None and all(
+            v in found for v in free_vars(value) if not is_size(v)
+        ):
+            found.add(var)
+    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -55,12 +68,8 @@ class Region:
 
     @cached_property
     def exact(self) -> frozenset[relax.Var]:
-        """The bindings that depend on no leaf."""
-        found: set[relax.Var] = set()
-        for var, value in self.bindings:
-            if all(v in found for v in free_vars(value) if not is_size(v)):
-                found.add(var)
-        return frozenset(found)
+        """The bindings whose dtypes round."""
+        return exact_of(self.bindings)
 
     @cached_property
     def values(self) -> dict[relax.Var, relax.Expr]:

@@ -136,7 +136,7 @@ def rebuild(view: BlockView, kernels: list[Kernel]) -> relax.DataflowBlock:
 
     What they look through goes too, where nothing else reads it.
     """
-    emitter = _Emitter(view)
+    emitter = _Emitter(view, {v for kernel in kernels for v in hidden(kernel.match)})
     by_match = {id(k.match): k for k in kernels}
     in_order = order(view, [k.match for k in kernels])
     assert in_order is not None, "matches were checked to be orderable"
@@ -146,6 +146,11 @@ def rebuild(view: BlockView, kernels: list[Kernel]) -> relax.DataflowBlock:
         else:
             emitter.kernel(by_match[id(item)])
     return relax.DataflowBlock(_without_unread(view, emitter.bindings))
+
+
+def hidden(match: Match) -> set[relax.Var]:
+    """Return the bindings that are not there any more beside a kernel."""
+    return set(match.covers) - {*(out.var for out in match.outs), *dict(match.after)}
 
 
 def _without_unread(view: BlockView, bindings: list[relax.Binding]) -> list[relax.Binding]:
@@ -166,8 +171,8 @@ def _without_unread(view: BlockView, bindings: list[relax.Binding]) -> list[rela
 class _Emitter:
     """Writes the bindings around a kernel: reshapes to its shapes, the call, and back."""
 
-    def __init__(self, view: BlockView):
-        self.view = view
+    def __init__(self, view: BlockView, gone: set[relax.Var]):
+        self.view, self.gone = view, gone
         self.bindings: list[relax.Binding] = []
         self.builder = relax.BlockBuilder()
         self.flat: dict[relax.Var, relax.Var] = {}
@@ -213,7 +218,9 @@ class _Emitter:
         if flat is None:
             reshape = self.view.call(arg.expr, "relax.reshape")
             flat = reshape.args[0] if reshape is not None else None
-        return flat if flat is not None and same_shape(shape_of(flat), arg.shape) else None
+        if flat is None or flat in self.gone:
+            return None
+        return flat if same_shape(shape_of(flat), arg.shape) else None
 
     def _result(self, value: relax.Expr, out: KernelOut) -> None:
         if same_shape(shape_of(out.var), out.shape):

@@ -11,6 +11,7 @@ from ..errors import Decline
 from ..estimator import Choice
 from ..matching.effects import free_vars
 from ..matching.pattern import BlockView, Match
+from ..matching.rebuild import hidden
 from ..workload import Attention, Chain, NormMatmul
 
 MOST_EXACT = 12
@@ -73,12 +74,13 @@ class Proposal:
     @staticmethod
     def of(pattern: str, rank: int, place: int, match: Match, view: BlockView) -> Proposal:
         """Return the proposal of a match in a block, which has no price yet."""
-        inside = frozenset(view.index[v] for v in match.covers)
-        seen = {view.index[v] for v in (*(o.var for o in match.outs), *dict(match.after))}
+        inside, gone = (
+            frozenset(view.index[v] for v in of) for of in (match.covers, hidden(match))
+        )
         read = (v for arg in match.args for v in free_vars(arg.expr))
         reads = frozenset(view.index[v] for v in read if v in view.index)
         at = view.bindings[place].var
-        return Proposal(pattern, rank, place, at, match, inside, inside - seen, reads)
+        return Proposal(pattern, rank, place, at, match, inside, gone, reads)
 
     def is_apart_from(self, other: Proposal) -> bool:
         """Tell whether both can be made: neither computes, or hides, what the other needs."""

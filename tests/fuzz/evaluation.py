@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax
 
 from relax_fusion import Decision
-from relax_fusion.equivalence.comparison import as_meant, unseen
+from relax_fusion.equivalence.comparison import as_meant, numbers_of, unseen
 from relax_fusion.equivalence.interpreter import Interpreter, stored
 from relax_fusion.equivalence.operators import Array
-from relax_fusion.equivalence.region import is_size
+from relax_fusion.equivalence.region import exact_of
 from relax_fusion.equivalence.sizes import Sizes, variables
 from relax_fusion.matching.bounds import FAR
-from relax_fusion.matching.effects import free_vars
 from relax_fusion.workload import Workload
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate
@@ -112,16 +112,19 @@ def run(
 ) -> tuple[list[Array], list[Array]]:
     """Return the results of a function, and its parameters after it.
 
-    `meant`: numbers that are nearly those of an activation's formula are taken for them.
+    `decisions`: of which PrimFuncs are known by name, and which numbers kernels have as they are.
+    `meant`: others that are nearly those of an activation's formula are taken for them.
     `mod`: where the PrimFuncs are that no decision made.
     `far`: queries that see no key give NaN, as the graph may have any number there.
     """
     kernels = {d.kernel: kernel(d.workload, far) for d in decisions if d.workload and d.kernel}
-    interpreter = WholeFunction(kernels, mod, **({"constant": as_meant} if meant else {}))
+    own = {number for d in decisions if d.workload for number in numbers_of(d.workload)}
+    constant = {"constant": partial(as_meant, own=own)} if meant else {}
+    interpreter = WholeFunction(kernels, mod, **constant)
     values = dict(zip(func.params, _copied(args), strict=True))
     for block in func.body.blocks:
         bindings = [(b.var, b.value) for b in block.bindings]
-        interpreter.run(bindings, values, sizes, None, frozenset(_exact(bindings)))
+        interpreter.run(bindings, values, sizes, None, exact_of(bindings))
     with np.errstate(all="ignore"):
         result = interpreter.value(func.body.body, values, sizes)
     results = list(result) if isinstance(result, tuple) else [result]
@@ -146,15 +149,6 @@ def _copied(args: Sequence[Any]) -> list[Any]:
         tuple(_copied(a)) if isinstance(a, tuple) else a.copy() if hasattr(a, "copy") else a
         for a in args
     ]
-
-
-def _exact(bindings: Sequence[tuple[relax.Var, relax.Expr]]) -> Iterator[relax.Var]:
-    """Yield the bindings that depend on no data, whose dtypes round."""
-    found: set[relax.Var] = set()
-    for var, value in bindings:
-        if all(v in found for v in free_vars(value) if not is_size(v)):
-            found.add(var)
-            yield var
 
 
 def is_far(func: relax.Function) -> bool:

@@ -120,7 +120,7 @@ def compare(
     sizes = evaluation.sizes_of(before)
     args = evaluation.arguments(before, sizes, seed)
     try:
-        wanted = evaluation.run(before, sizes, args)
+        wanted = evaluation.run(before, sizes, args, decisions)
     except (Misfit, Uninterpreted, ValueError, IndexError, ZeroDivisionError):
         return False
     far = evaluation.is_far(before)
@@ -131,7 +131,7 @@ def compare(
         made = evaluation.run(after, sizes, args, decisions, meant=False, far=far)
         told = _difference(read, made, far)
     if told is not None:  # kernels round factors to float32, which cancelling sums enlarge
-        moved = evaluation.run(before, sizes, evaluation.nudged(args))
+        moved = evaluation.run(before, sizes, evaluation.nudged(args), decisions)
         told = _difference(wanted, made, far, moved)
     if told is not None:
         raise Wrong(told)

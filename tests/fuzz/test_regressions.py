@@ -10,6 +10,7 @@ from tvm import relax, tirx
 from relax_fusion import PATTERNS, FuseOptions, Reason, host_target
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.matching.axes import quotient
+from relax_fusion.passes import FusePatterns
 from relax_fusion.workload import Norm, NormMatmul, Projection
 
 from ..support.chains import Chain, assert_declined, assert_numbers, compiled, fused, module
@@ -178,3 +179,16 @@ def test_biases_of_no_queries_are_not_made() -> None:
     options = FuseOptions(target=host_target(), decisions=decisions, always_fuse=True)
     PATTERNS["FuseAttentionChain"](options)(module([chain]))
     assert [d.decline.detail for d in decisions] == ["there are no queries"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_reshape_of_what_another_kernel_computes_inside(dtype: str) -> None:
+    """The rows of a residual were read in front of the reshape, which a chain had taken."""
+    body = "m = R.matmul(x, w); h = R.reshape(R.matmul(x, a), R.shape([b * 8, 4]))\n"
+    body += "u = R.reshape(R.matmul(h, c), R.shape([b, 8, 16])); t = u; y = R.add(m, t)"
+    inputs = "x[b,8,16] w[16,16] a[16,4] c[4,16]"
+    mod = module([Chain("main", inputs, body, "y", dtype=dtype)])
+    options = FuseOptions(target=host_target(), always_fuse=True, decisions=[])
+    made = FusePatterns(options)(mod)
+    assert [d.pattern for d in options.decisions if d.fused] == ["FuseChains", "FuseMatmulEpilogue"]
+    relax.analysis.well_formed(made)  # which raises
