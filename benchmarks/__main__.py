@@ -42,6 +42,10 @@ SUITES = {
             "decode.prefill:Prefill",
             "a prompt: the VM, a CUDA graph, torch.compile, the floor (GPU)",
         ),
+        "parallel": (
+            "decode.parallel:Parallel",
+            "a token and a prompt on several GPUs: one of them, torch.distributed, the floor (GPU)",
+        ),
         "compiled": ("compiled:Compiled", "models by torch.compile's backends (GPU)"),
         "groups": ("groups:Groups", "chains that FuseOps makes slower, by our fusion plans"),
         "plans": ("plans:Plans", "forty models on this CPU by our plans, FuseOps, TVM alone"),

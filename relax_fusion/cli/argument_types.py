@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "tir", "triton")
 DTYPES = ("float32", "float16", "bfloat16")
 MODELS = (
-    *("llama-3.1-8b", "llama-3.2-1b", "llama-2-7b", "gpt2", "bert-base"),
+    *("llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-2-7b", "gpt2", "bert-base"),
     *("demo-llama", "demo-gpt2"),
 )
 PASSES = (

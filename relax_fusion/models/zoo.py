@@ -38,6 +38,21 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
             "tie_word_embeddings": False,
         },
+        # https://huggingface.co/meta-llama/Llama-3.1-70B/blob/main/config.json
+        "llama-3.1-70b": _LLAMA
+        | {
+            "vocab_size": 128256,
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
+            "tie_word_embeddings": False,
+        },
         # https://huggingface.co/meta-llama/Llama-3.2-1B/blob/main/config.json
         "llama-3.2-1b": _LLAMA
         | {

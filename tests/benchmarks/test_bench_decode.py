@@ -16,17 +16,19 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from benchmarks.runner import main
-from benchmarks.suites.decode import launches, peers, prefill, step, timeline
+from benchmarks.suites.decode import launches, parallel, peers, prefill, shard, step, timeline
 from benchmarks.suites.decode.suite import Decode
 from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target
 from relax_fusion.models import Config, GPT2Config, export
+from tests.parallel import functions
 from tests.support.accuracy import assert_accurate, nudged
-from tests.support.quick import machine, quick_host, quickly
+from tests.support.quick import LIBRARIES, machine, quick_host, quickly
 from tests.support.slow import quick_if
 from tests.support.steps import logits_of_step
 from tests.support.tiny_llama import TWO_LAYERS
 
+COMPILE = tvm.compile
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = replace(TWO_LAYERS, vocab_size=96)
 GPT2 = GPT2Config(
@@ -214,3 +216,69 @@ def test_floor_counts_what_a_token_reads() -> None:
     gpt2 = export(GPT2, dtype="float16", max_seq_len=16, batch=3)
     per_layer = 4 * h * h + 2 * h * f + (3 * h + h + f + h) + 4 * h  # matmuls, biases, norms
     assert step.floor_bytes(gpt2, 3, 8) == 2 * (2 * per_layer + 2 * h + v * h + 2 * 2 * 3 * 8 * h)
+
+
+def test_workers_draw_parts_of_one_model() -> None:
+    config = replace(BIASED, vocab_size=97)
+    whole, *spread = (export(config, dtype="float16", max_seq_len=8, shards=n) for n in (1, 2, 4))
+    place = torch.device("cpu")
+    names = {"model.embed_tokens.table.weight": "model.embed_tokens.weight"}
+    one = shard.Job(replace(whole, mod=None), "decode", 5, "cpu")
+    drawn, kept = dict(shard.weights(one, 0, place)), shard.caches(one, 0, place)
+    for exported in spread:
+        job = replace(one, exported=replace(exported, mod=None))
+        for rank in range(exported.shards):
+            parts = dict(shard.weights(job, rank, place))
+            for param in exported.params:
+                value, cut = parts[param.name].numpy(), param.recipe.cut
+                assert value.shape == param.shape and str(value.dtype) == param.dtype
+                if (name := names.get(param.name, param.name)) in drawn:
+                    expected = drawn[name].numpy()
+                    expected = expected if cut is None else cut.part(expected, rank)
+                    np.testing.assert_array_equal(value, expected, err_msg=name)
+            heads = exported.cache_shapes[0][2]
+            first = rank * config.num_kv_heads // exported.shards
+            for part, all_of_it in zip(shard.caches(job, rank, place), kept, strict=True):
+                assert torch.equal(part, all_of_it[:, :, first : first + heads])
+
+
+def test_what_cannot_be_run_on_several_gpus(capsys) -> None:
+    for arguments, told in {
+        "--model gpt2": "--model gpt2: PyTorch's side is a LLaMA",
+        "--quantization q4f16_1": "--quantization: weights are drawn on GPUs",
+        "--workers 1": "--workers must be at least 2",
+        "--workers 3": "--workers: shards is 3; the 32 attention heads do not divide",
+        "--tokens 1": "--tokens must be from 2 to 131072",
+        "--context 131072": "--context must be from 1 to 131071",
+    }.items():
+        with pytest.raises(SystemExit):
+            parallel.Parallel.arguments(arguments.split())
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_several_gpus_with_processes_in_their_place(run, monkeypatch) -> None:
+    def built(library: parallel.Library):
+        if not library.path.exists():
+            pipeline = relax.get_pipeline("relax_fusion", target=quick_host())
+            made = quickly(library.exported.mod, pipeline)
+            made.export_library(str(library.path), options=LIBRARIES)
+        return library.path
+
+    monkeypatch.setattr(tvm, "compile", COMPILE)
+    monkeypatch.setattr(parallel, "built", built)
+    monkeypatch.setattr(parallel, "DEVICE", "cpu")
+    words = "--context 5 --cases decode"
+    entry, text = run(parallel.Parallel, TINY, words, "bench_parallel-batch2-2gpus")
+    assert not entry["wrong"] and not entry["failed"]
+    assert set(entry["us"]) == {"one GPU", "ours", "torch"}
+    assert 0 < entry["apart"] < 2e-3 and entry["sums_us"] == 4 * entry["all_reduce_us"]
+    assert "| decode | 6 |" in text
+
+
+def test_workers_that_take_too_long() -> None:
+    with (
+        pytest.raises(TimeoutError, match=r"^workers took longer than 0\.5 s$"),
+        parallel.started(2, "cpu", 0.5) as workers,
+    ):
+        workers.call(functions.sleep_for_ever)

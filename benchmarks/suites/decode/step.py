@@ -36,26 +36,30 @@ counts."""
 MODEL = "llama-3.1-8b"
 
 
-def export_model(args: Namespace, layers: int, name: str, length: int) -> ExportedModel:
+def export_model(
+    args: Namespace, layers: int, name: str, length: int, shards: int = 1
+) -> ExportedModel:
     """Return a model with one of its functions: kernels of others would only take time."""
     config = replace(models.zoo_config(args.model), num_layers=layers, vocab_size=args.vocab)
     stored = args.quantization or None
     dtype = None if stored else "float16"
-    made = models.export(
-        config, dtype=dtype, max_seq_len=length, batch=args.batch, quantization=stored
-    )
+    sizes = {"max_seq_len": length, "batch": args.batch, "shards": shards}
+    made = models.export(config, dtype=dtype, quantization=stored, **sizes)
     for other in set(made.functions) - {name}:
         del made.mod[other]
     return made
 
 
 def floor_bytes(exported: ExportedModel, batch: int, total: int) -> int:
-    """Return the bytes that a step cannot but touch: weights, and `total` keys and values."""
+    """Return the bytes that a step cannot but touch: weights, and `total` keys and values.
+
+    Of a model that is spread they are those of a worker.
+    """
     config = exported.config
     skipped = ("model.rope", "transformer.wpe")
     skipped += () if config.tie_word_embeddings else ("model.embed", "transformer.wte")
     read = [(p.shape, p.dtype) for p in exported.params if not p.name.startswith(skipped)]
-    cached = config.num_layers, 2, batch, total, config.num_kv_heads, config.head_dim
+    cached = config.num_layers, 2, batch, total, *map(int, exported.cache_shapes[0][2:])
     read.append((cached, exported.dtype))
     return sum(math.prod(shape) * numpy_dtype(dtype).itemsize for shape, dtype in read)
 
