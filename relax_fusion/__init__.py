@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # read below as well: what is imported here is the public API
     from .passes import FuseAdapters as FuseAdapters
     from .passes import FuseAttentionChain as FuseAttentionChain
     from .passes import FuseChains as FuseChains
+    from .passes import FuseExperts as FuseExperts
     from .passes import FuseGatedFFN as FuseGatedFFN
     from .passes import FuseMatmulEpilogue as FuseMatmulEpilogue
     from .passes import FusePatterns as FusePatterns
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # read below as well: what is imported here is the public API
     from .report import Report as Report
     from .report.decision import Decision as Decision
     from .transforms.fuse_dequantize import FuseDequantize as FuseDequantize
+    from .transforms.routing import RouteExperts as RouteExperts
     from .triton_bridge import OUT as OUT
     from .triton_bridge import EmbedTritonKernels as EmbedTritonKernels
     from .triton_bridge import call_tir_extern as call_tir_extern
@@ -76,6 +78,8 @@ if TYPE_CHECKING:  # read below as well: what is imported here is the public API
     from .workload import Adapter as Adapter
     from .workload import Attention as Attention
     from .workload import DynamicDim as DynamicDim
+    from .workload import ExpertMatmul as ExpertMatmul
+    from .workload import Gate as Gate
     from .workload import GatedFFN as GatedFFN
     from .workload import Norm as Norm
     from .workload import NormMatmul as NormMatmul

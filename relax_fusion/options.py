@@ -48,7 +48,7 @@ def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
 
 
 _OTHERS = (
-    *("FuseExperts", "RouteExperts", "FuseDequantize", "FoldReshapes", "UnshareTransposes"),
+    *("RouteExperts", "FuseDequantize", "FoldReshapes", "UnshareTransposes"),
     "FuseTransposeMatmul",
     *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
     *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),

@@ -65,7 +65,6 @@ from .transforms.annotate import (
     RefuseLowered,
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
-from .transforms.experts import FuseExperts
 from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.join_rotations import JoinRotations
@@ -110,8 +109,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes += [] if name in left else [make(*told.get(name, ()))]
     if (report := options.report) is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
-    experts = {"FuseExperts": FuseExperts, "RouteExperts": RouteExperts}
-    passes += [p(options.target) for name, p in experts.items() if name not in options.disable]
+    passes += [RouteExperts(options.target)] if "RouteExperts" not in options.disable else []
     passes.append(FusePatterns(options.fuse))
     passes += [CompileAhead(options.target)] if has_triton(options.target) else []
     passes += [WidenFloat8Products(options.target), FuseDequantize(), SeparateWrites()]

@@ -33,6 +33,8 @@ from relax_fusion.triton_bridge.launches import AnyStep, SourceStep
 from relax_fusion.workload import (
     Chain,
     DynamicDim,
+    ExpertMatmul,
+    Gate,
     Norm,
     NormMatmul,
     Packed,
@@ -69,6 +71,10 @@ PACKED = NormMatmul(
     *("float16", "float16"),
 )
 TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
+    "Experts": (
+        *(CPU, ExpertMatmul(2, 4, 2, 32, 16, "nk", "float16", "float16", bias=True, gate=Gate())),
+        TilePlan(1, 16, 32, lanes=8, family="experts"),
+    ),
     "DotProducts": (
         *("a100", matmul(1, 256, 16, dtype="float32")),
         TilePlan(1, 2, 128, lanes=4, num_warps=2, family="dot_products"),

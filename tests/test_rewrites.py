@@ -53,7 +53,6 @@ from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import AttachFunctionAttrs
 from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
-from relax_fusion.transforms.experts import FuseExperts
 from relax_fusion.transforms.join_rotations import JoinRotations
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.norms import LegalizeNorms
@@ -84,7 +83,6 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "DivideShiftedIndices": DivideShiftedIndices(),
     "EmitTritonKernels": EmitTritonKernels(H200),
     "FiniteConstants": FiniteConstants(),
-    "FuseExperts": FuseExperts(CPU),
     "RouteExperts": RouteExperts(CPU),
     "FoldConstants": FoldConstants(),
     "FoldGridDepth": FoldGridDepth(),

@@ -36,7 +36,7 @@ PASSES = (
         "SimplifyAlgebra",
         "FuseNormRotation",
     ),
-    *("FuseAdapters", "FuseChains", "FuseGatedFFN", "FuseRMSNormMatmul"),
+    *("FuseAdapters", "FuseChains", "FuseExperts", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )
 PEERS = ("tvm", "torch", "torch-compile", "torch-graphs")

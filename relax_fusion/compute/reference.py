@@ -17,7 +17,7 @@ from ..tvm_ir import IRBuilder, T
 from ..workload import ACTIVATIONS, INTEGER_DTYPES, Dim, DynamicDim, Graph, Operand, Workload
 from ..workload.graph import Block
 from ..workload.json import WORKLOAD_ATTR, to_json
-from ..workload.values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
+from ..workload.values import At, Axis, AxisValue, Const, Expr, Lookup, Op, Read, Size
 from .activations import ACCUMULATE, activate
 from .packed import unpacked
 from .stages import as_stored
@@ -252,6 +252,12 @@ class Writer:
         found = terms[0]
         for term in terms[1:]:
             found = found + term
+        if isinstance(at, Lookup):
+            assert at.number is not None, "a builder gives one"
+            numbers = self.buffers[at.number.tensor]
+            part = numbers[tuple(map(self._index, at.number.at))].astype("int64")
+            part = tirx.max(int64(0), tirx.min(part, int64(at.count - 1)))
+            return found + part * int64(at.stride)
         found = found // int64(at.div) if at.div != 1 else found
         return found if at.mod is None else found % self._size(at.mod)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from ..workload import Attention, GatedFFN, NormMatmul, Workload
+from ..workload import Attention, ExpertMatmul, GatedFFN, NormMatmul, Workload
 from .interpreter import stored
 from .operators import Array, Uninterpreted
 from .region import Region, is_number, is_size
@@ -51,6 +51,10 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
     for leaf in region.leaves:
         if not is_size(leaf):
             values[leaf] = _value(rng, leaf.ty, sizes, names.get(leaf, ""))
+    work = region.match.workload
+    for leaf in (v for v, name in names.items() if name == "ids"):
+        experts = sizes.of(work.experts) if isinstance(work, ExpertMatmul) else 1
+        values[leaf] = rng.integers(0, experts, values[leaf].shape)
     first = next((v for v, name in names.items() if name in ("x", "q")), None)
     for leaf, name in names.items():
         if kind == "nothing hidden" and name == "mask":

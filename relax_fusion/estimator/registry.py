@@ -21,6 +21,7 @@ from .families.cpu_products import CpuProducts
 from .families.cpu_tiles import CpuTiles
 from .families.cuda_matmul.family import CudaMatmul
 from .families.dot_products import DotProducts
+from .families.experts import Experts
 from .families.few_rows.family import FewRows
 from .families.few_rows.packed import PackedRows
 from .families.fma_attention import FmaAttention
@@ -41,6 +42,7 @@ FAMILIES: list[Family] = [
     *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles(), FmaAttention()),
     *(Words(), CpuTiles(), CpuAttention(), CpuProducts(), CpuGenerated()),
+    Experts(),
 ]
 """Of equal prices, plans of an earlier family are taken."""
 

@@ -15,6 +15,7 @@ from .adapter import FuseAdapters
 from .attention import FuseAttentionChain
 from .chains import FuseChains
 from .driver import fuse
+from .experts import FuseExperts
 from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
 from .norm_matmul import FuseRMSNormMatmul
@@ -24,6 +25,7 @@ from .projections import FuseProjections
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
     "FuseAdapters": FuseAdapters,
     "FuseChains": FuseChains,
+    "FuseExperts": FuseExperts,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
     "FuseAttentionChain": FuseAttentionChain,
@@ -90,6 +92,7 @@ __all__ = [
     "FuseAdapters",
     "FuseAttentionChain",
     "FuseChains",
+    "FuseExperts",
     "FuseGatedFFN",
     "FuseMatmulEpilogue",
     "FusePatterns",

@@ -12,7 +12,7 @@ from ..estimator import Choice
 from ..matching.effects import free_vars
 from ..matching.pattern import BlockView, Match
 from ..matching.rebuild import hidden
-from ..workload import Attention, Chain, NormMatmul
+from ..workload import Attention, Chain, ExpertMatmul, NormMatmul
 
 MOST_EXACT = 12
 """The most rivals among which every set is looked at; among more, the best are taken in turn."""
@@ -92,12 +92,12 @@ class Proposal:
 
     @property
     def is_chain(self) -> bool:
-        """Whether it is more than a norm with matmuls and their steps.
+        """Whether it is more than a norm with matmuls and their steps, or than experts with theirs.
 
         Those do with fewer matmuls or steps as well, and are proposed anew where some are taken.
         """
         work = self.match.workload
-        return not isinstance(work, NormMatmul) or work.is_adapted
+        return not isinstance(work, NormMatmul | ExpertMatmul) or work.is_adapted
 
     @property
     def is_generated(self) -> bool:

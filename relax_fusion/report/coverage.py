@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from ..workload import Attention, Chain, GatedFFN, NormMatmul, Step, Workload
+from ..workload import Attention, Chain, ExpertMatmul, GatedFFN, NormMatmul, Step, Workload
 from ..workload.operators import ACTIVATIONS
 from ..workload.values import Op, parts
 from .decision import Decision
@@ -199,6 +199,9 @@ def _chains_of(work: Workload) -> Counter[str]:
     elif isinstance(work, GatedFFN):
         steps, ropes = [work.activation], 0
         projections, norms = 1 if work.merged else 2, _normalises(work)
+    elif isinstance(work, ExpertMatmul):
+        steps = [work.activation if work.gate is None else work.gate.activation]
+        projections, norms, ropes = 1, 0, 0
     elif isinstance(work, Chain):
         values = [part for block in work.graph.blocks for part in parts(block.value)]
         steps, ropes = [part.name for part in values if isinstance(part, Op)], 0

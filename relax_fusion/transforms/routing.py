@@ -12,10 +12,11 @@ from tvm.target import Target
 from ..compute.routing import scheduled
 from ..matching.effects import Memory
 from ..matching.pattern import BlockView, is_call, operator_of
+from ..matching.places import MOVES, moved_place
 from ..matching.shapes import dtype_of, elsewhere, product, same_shape, shape_of
-from .expert_values import ARITHMETIC, FUNCTIONS, MOVES, moved_place, sizes
 from .modules import with_kernels
 from .routing_kernel import STAGES, RoutingKernel, number_of
+from .routing_values import ARITHMETIC, FUNCTIONS, sizes
 
 MOST_EXPERTS = 1024
 """The most elements of a row: each is compared with every other."""

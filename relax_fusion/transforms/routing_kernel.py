@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from tvm import relax, te, tirx
 
 from ..matching.pattern import BlockView, is_call
+from ..matching.places import MOVES, Place
 from ..matching.shapes import dtype_of
 from ..tvm_ir import GenericConst
-from .expert_values import MOVES, Formula, Place, sizes
+from .routing_values import Formula, sizes
 
 STAGES = ("relax.nn.softmax", "relax.sum", "relax.gather_elements", "relax.scatter_elements")
 """Steps that look at whole rows, beside ``topk``."""

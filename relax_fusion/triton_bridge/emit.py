@@ -29,7 +29,7 @@ from ..matching.pattern import calls_kernel
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
 from ..transforms.running import making
-from ..workload import Attention, Chain, DynamicDim, Workload
+from ..workload import Attention, Chain, DynamicDim, ExpertMatmul, Workload
 from .attention import attention_cases, empty_cases
 from .attention_call import Appended, Case
 from .compile import Made, try_kernels
@@ -116,6 +116,7 @@ class Fused:
         if isinstance(self.work, Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
+        assert not isinstance(self.work, ExpertMatmul), "kernels of experts are TIR"
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
         known = zip(self.inputs, fixed.arguments, strict=True)
         weights = FixedWeights([v for v, k in known if k], fixed.leads)

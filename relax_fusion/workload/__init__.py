@@ -24,6 +24,7 @@ from .epilogues import (
     operand_names,
     per_rows,
 )
+from .experts import ExpertMatmul, Gate
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
@@ -37,7 +38,7 @@ from .norm_matmul import (
 from .operators import ACTIVATIONS
 from .rope import Rope
 
-Workload = NormMatmul | GatedFFN | Attention | Chain
+Workload = NormMatmul | GatedFFN | Attention | ExpertMatmul | Chain
 
 __all__ = [
     "ACTIVATIONS",
@@ -53,6 +54,8 @@ __all__ = [
     "Chain",
     "Dim",
     "DynamicDim",
+    "ExpertMatmul",
+    "Gate",
     "GatedFFN",
     "Graph",
     "HeadLayout",

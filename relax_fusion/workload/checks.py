@@ -14,12 +14,13 @@ from .chain import Chain
 from .dims import Dim, DynamicDim
 from .dtypes import DTYPE_BYTES
 from .epilogues import EPILOGUE_STEPS, HeadNorm, per_rows
+from .experts import ExpertMatmul
 from .gated_ffn import GatedFFN
 from .norm_matmul import Adapter, NormMatmul, Projection
 from .operators import ACTIVATIONS
 from .rope import Rope
 
-_SIZES = ("k", "r", "n", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
+_SIZES = ("k", "r", "n", "experts", "chosen", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
 _DIMS = ("rows", "batch", "q_len", "kv_len")
 
 
@@ -31,7 +32,7 @@ def check_workload(work: object) -> None:
     GraphError
         If `work` is no workload, or a field has a value that it cannot take.
     """
-    if not isinstance(work, NormMatmul | GatedFFN | Attention | Chain):
+    if not isinstance(work, NormMatmul | GatedFFN | Attention | ExpertMatmul | Chain):
         raise GraphError(f"{shown(work)} is no workload")
     sentence = next(_wrong(work), None) or next(_wrong_steps(work), None)
     if sentence is not None:
@@ -86,6 +87,17 @@ def _wrong_steps(work: Any) -> Iterator[str]:
             yield from _wrong_lengths(work.lengths)
     if isinstance(work, GatedFFN) and work.activation not in ACTIVATIONS:
         yield f"activation is {shown(work.activation)}, must be of {', '.join(ACTIVATIONS)}"
+    if isinstance(work, ExpertMatmul):
+        names = [work.activation, *([work.gate.activation] if work.gate else [])]
+        yield from (
+            f"activation is {shown(name)}, must be of {', '.join(ACTIVATIONS)}"
+            for name in names
+            if name and name not in ACTIVATIONS
+        )
+        if work.gate is not None and work.activation:
+            yield "there are an activation and a gate, must be one of them"
+        if work.residual and not work.share:
+            yield "a residual is added to what is not summed, must have shares"
     if isinstance(work, NormMatmul | GatedFFN):
         yield from _wrong_norm(work)
     if isinstance(work, NormMatmul):

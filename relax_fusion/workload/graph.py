@@ -5,8 +5,9 @@ are the chain.  Everything else that is known of a chain follows from its graph:
 operands (`Graph.inputs`, `Graph.outputs`), the numbers (:mod:`.reference`), the work and the bytes
 (:mod:`.roofline`).  How it is executed (tiles, rescaling, order of loops) is no part of it.
 
-A graph has no gathers and no ragged axes: a coordinate is an affine function of axes, and the size
-of an axis is a number or one dimension.  `GraphBuilder` writes graphs down.
+A graph has no ragged axes: the size of an axis is a number or one dimension.  A coordinate is an
+affine function of axes, of a weight of experts within the part that a tensor names (`Lookup`).
+`GraphBuilder` writes graphs down.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..errors import GraphError
 from .dims import Dim, DynamicDim
 from .dtypes import STORED_BYTES
 from .formats import Operand, Packed
-from .values import At, Axis, Expr, reads
+from .values import At, Axis, Expr, reads, touched
 
 _T = TypeVar("_T")
 
@@ -203,7 +204,7 @@ class Graph:
         if bool(block.reduced) != bool(block.combine):
             raise GraphError(f"{block.out}: reduced axes need a combination, and only they do")
         places = [(block.out, block.at)]
-        for read in (r for value in block.values() for r in reads(value)):
+        for read in (r for value in block.values() for r in touched(value)):
             if read.tensor not in known:
                 raise GraphError(f"{block.out}: {read.tensor!r} is read before it is made")
             places.append((read.tensor, read.at))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import GraphError, LoweringError
 from ..validation import read_json, shown
-from . import Attention, Chain, DynamicDim, GatedFFN, NormMatmul, Workload
+from . import Attention, Chain, DynamicDim, ExpertMatmul, GatedFFN, NormMatmul, Workload
 from .formats import Packed
 from .graph import Band, Block, Graph, Slot, Tensor
 from .values import At, Axis, AxisValue, Const, Op, Read, Size
@@ -16,7 +16,7 @@ from .values import At, Axis, AxisValue, Const, Op, Read, Size
 WORKLOAD_ATTR = "relax_fusion.workload"
 """The PrimFunc attribute that carries a `Workload`, as `to_json` writes it."""
 
-_TYPES = {t.__name__: t for t in (NormMatmul, GatedFFN, Attention, Chain)}
+_TYPES = {t.__name__: t for t in (NormMatmul, GatedFFN, Attention, ExpertMatmul, Chain)}
 
 _PARTS = (Graph, Tensor, Packed, Block, Band, Slot, At, Axis, DynamicDim)
 _VALUES = (Read, AxisValue, Size, Const, Op)

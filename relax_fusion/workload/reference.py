@@ -14,7 +14,7 @@ from .dims import Dim, DynamicDim
 from .formats import Operand
 from .graph import Block, Graph, Tensor
 from .unpacked import decoded
-from .values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
+from .values import At, Axis, AxisValue, Const, Expr, Lookup, Op, Read, Size
 
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Tensor], Array]
@@ -266,6 +266,10 @@ class _Places:
         found: Any = np.full((1,) * self.rank, at.start)
         for name, stride in at.terms:
             found = found + self.axis(name) * stride
+        if isinstance(at, Lookup):
+            assert at.number is not None, "a builder gives one"
+            part = self.value(at.number).astype("int64")
+            return found + np.clip(part, 0, at.count - 1) * at.stride
         found = found // at.div
         return found if at.mod is None else found % self.run.size(at.mod)
 

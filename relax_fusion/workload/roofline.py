@@ -11,7 +11,7 @@ from .dtypes import STORED_BYTES
 from .formats import ALL
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
-from .values import At, Axis, Const, Expr, Op, Read, Size, axes_in, parts, reads
+from .values import At, Axis, Const, Expr, Lookup, Op, Read, Size, axes_in, parts, reads, touched
 
 Sizes = Mapping[str, int]
 
@@ -95,7 +95,7 @@ def _touched(graph: Graph, tensor: Tensor, sizes: Sizes) -> int:
     boxes = []
     for block in graph.blocks:
         loops = {a.name: a for a in (*block.axes, *block.reduced)}
-        places = [r.at for v in block.values() for r in reads(v) if r.tensor == tensor.name]
+        places = [r.at for v in block.values() for r in touched(v) if r.tensor == tensor.name]
         places += [block.at] if block.out == tensor.name else []
         boxes += [[_interval(c, loops, sizes) for c in place] for place in places]
     total = 1
@@ -119,6 +119,8 @@ def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int
             return None
         low, high = low + min(0, stride * (length - 1)), high + max(0, stride * (length - 1))
         step = math.gcd(step, stride if length > 1 else 0)
+    if isinstance(at, Lookup):  # any of the parts
+        return low, high + (at.count - 1) * at.stride, 1
     low, high = low // at.div, high // at.div
     if at.mod is None:
         return low, high, step if at.div == 1 else 1

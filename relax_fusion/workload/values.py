@@ -48,6 +48,31 @@ class At:
 
 
 @dataclass(frozen=True)
+class Lookup(At):
+    """A coordinate in one of `count` equal parts of a dimension, which a tensor names by number.
+
+    It is ``number * stride`` and the sum of axes.  A number of no part counts as the nearest one's.
+
+    Parameters
+    ----------
+    number : Read
+        The element that says which part.
+    count, stride : int
+        How many parts there are, and how long one is.
+    """
+
+    number: Read | None = None
+    count: int = 1
+    stride: int = 1
+
+    def __str__(self) -> str:
+        """Return the coordinate as a formula."""
+        inside = super().__str__()
+        part = f"{self.number}" if self.stride == 1 else f"{self.stride}*{self.number}"
+        return part if inside == "0" else f"{part} + {inside}"
+
+
+@dataclass(frozen=True)
 class Axis:
     """A loop of a graph: its name and its size."""
 
@@ -216,5 +241,12 @@ def axes_in(value: Expr) -> Iterator[str]:
 
 
 def reads(value: Expr) -> Iterator[Read]:
-    """Yield the elements that a value is computed from."""
+    """Yield the elements that a value is computed from, but for those that say which others."""
     return (part for part in parts(value) if isinstance(part, Read))
+
+
+def touched(value: Expr) -> Iterator[Read]:
+    """Yield the elements that are read for a value, with those that say which others."""
+    for read in reads(value):
+        yield read
+        yield from (at.number for at in read.at if isinstance(at, Lookup) and at.number)

@@ -1,0 +1,68 @@
+"""Movements of elements, read backwards: where an element was."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from tvm import relax, tirx
+
+from .shapes import is_one, product, same_shape, shape_of
+
+Place: TypeAlias = tuple[Any, ...]
+"""The coordinates of an element."""
+
+IN_ORDER = ("relax.expand_dims", "relax.squeeze", "relax.reshape", "relax.flatten")
+"""Movements that leave elements one after the other as they were."""
+
+MOVES = (*IN_ORDER, "relax.broadcast_to")
+"""These, and repetition along dimensions."""
+
+
+def moved_place(call: relax.Call, place: Place) -> Place | None:
+    """Return the place in front of a movement of an element behind it; None for any other."""
+    before, after = shape_of(call.args[0]) or [], shape_of(call) or []
+    zero = tirx.IntImm("int64", 0)
+    if call.op.name == "relax.broadcast_to":
+        behind = place[len(place) - len(before) :]
+        return tuple(zero if is_one(d) else p for d, p in zip(before, behind, strict=True))
+    left = [(d, p) for d, p in zip(after, place, strict=True) if not is_one(d)]
+    inner = [n for n, d in enumerate(before) if not is_one(d)]
+    found: dict[int, tirx.Expr] = {}
+    while left and inner:
+        some, inside = [left.pop()], [inner.pop()]
+        while not same_shape(
+            [product([d for d, _ in some])], [product([before[n] for n in inside])]
+        ):
+            short = _is_short([d for d, _ in some], [before[n] for n in inside])
+            if not (left if short else inner):
+                return None
+            _extend(some, left) if short else _extend(inside, inner)
+        if len(some) == len(inside) == 1:
+            found[inside[0]] = some[0][1]
+        else:
+            found |= _unravelled(some, [(n, before[n]) for n in inside])
+    return None if left or inner else tuple(found.get(n, zero) for n in range(len(before)))
+
+
+def _extend(some: list[Any], more: list[Any]) -> None:
+    some.insert(0, more.pop())
+
+
+def _is_short(first: list[Any], second: list[Any]) -> bool:
+    """Tell whether the first sizes are to be made more: those of fewer elements, or known ones."""
+    counts = [product(sizes) for sizes in (first, second)]
+    known = [isinstance(count, int | tirx.IntImm) for count in counts]
+    return int(counts[0]) < int(counts[1]) if all(known) else known[0]
+
+
+def _unravelled(
+    behind: list[tuple[Any, Any]], inside: list[tuple[int, Any]]
+) -> dict[int, tirx.Expr]:
+    """Return the coordinates within some sizes of an element of others."""
+    flat = behind[0][1]
+    for size, place in behind[1:]:
+        flat = flat * size + place
+    found = {}
+    for n, size in reversed(inside[1:]):
+        found[n], flat = flat % size, flat // size
+    return {**found, inside[0][0]: flat}
