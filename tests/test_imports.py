@@ -32,12 +32,14 @@ SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
 ESTIMATOR = ROOT / "estimator"
 USES = {
+    ESTIMATOR / "fitting.py": {"numpy"},
     ESTIMATOR / "prediction.py": {"numpy"},
     ESTIMATOR / "search.py": {"numpy"},
     ESTIMATOR / "gpu_cost.py": {"numpy"},
     ESTIMATOR / "families" / "matmuls.py": {"numpy"},
     ROOT / "workload" / "reference.py": {"numpy"},
     ROOT / "workload" / "unpacked.py": {"numpy"},
+    ROOT / "hardware" / "detect.py": {"tvm"},
     ROOT / "hardware" / "target.py": {"tvm"},
 }
 """What single modules of floor 0 are there for."""

@@ -16,7 +16,7 @@ import statistics
 import sys
 from argparse import ArgumentParser
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.judge.recorded import Recorded, h200, records
 from relax_fusion.estimator import Problem
 from relax_fusion.estimator.families.matmuls import TilePrice, launch_of, launches
+from relax_fusion.estimator.fitting import least_errors
 from relax_fusion.estimator.gpu_cost import Launch, Rates, price, stacked
 from relax_fusion.hardware import DeviceSpec
 
@@ -36,10 +37,6 @@ NEAR, FAR = ((1.5, 1.0), (2.0, 0.5)), 0.1
 
 CELLS = 1.6
 """The weight of a time that was taken beside those of other families."""
-
-KNEE, PRIOR, FARTHEST = 0.12, 0.02, 3.0
-"""The error beyond which a square becomes a line; the weight of what a rate was before; and the
-most that the logarithm of a rate changes."""
 
 
 class Kernel(NamedTuple):
@@ -151,34 +148,7 @@ def fit(each: Sequence[Kernel], dev: DeviceSpec) -> tuple[list[Rates], DeviceSpe
         return np.concatenate([k.errors(r, device) for k, r in zip(each, rates, strict=True)])
 
     weights = np.concatenate([kernel.weights for kernel in each])
-    return applied(_minimised(errors, weights, len(unknowns)))
-
-
-def _minimised(errors: Callable[[Any], Any], weights: Any, count: int) -> Any:
-    """Return the logarithms that make the weighted sum of errors least, from 0 on."""
-
-    def cost(e: Any, x: Any) -> float:
-        size = np.abs(e)
-        each = np.where(size < KNEE, size * size, KNEE * (2 * size - KNEE))
-        return float(weights @ each + PRIOR * x @ x)
-
-    x, unit = np.zeros(count), np.eye(count)
-    e, damping = errors(x), 1e-2
-    for _ in range(30):
-        slopes = np.stack([(errors(x + 1e-3 * one) - e) / 1e-3 for one in unit], axis=1)
-        bent = weights / np.maximum(1, np.abs(e) / KNEE)
-        matrix = (slopes * bent[:, None]).T @ slopes + PRIOR * unit
-        downhill = (slopes * bent[:, None]).T @ e + PRIOR * x
-        for _ in range(8):
-            step = np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), downhill)
-            there = np.clip(x - np.clip(step, -0.5, 0.5), -FARTHEST, FARTHEST)
-            if cost(errors(there), there) < cost(e, x) * (1 - 1e-5):
-                x, e, damping = there, errors(there), damping / 3
-                break
-            damping *= 4
-        else:
-            return x
-    return x
+    return applied(least_errors(errors, weights, len(unknowns)))
 
 
 class Fares(NamedTuple):

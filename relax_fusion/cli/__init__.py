@@ -1,4 +1,4 @@
-"""The command ``relax-fusion``: demo, compile, tune, run, bench, explain, workloads, diff, inspect.
+"""The command ``relax-fusion``: demo, compile, tune, calibrate, run, bench, ...
 
 Results go to stdout, progress and errors to stderr.  Exit codes: 0 done, 1 it could not be done,
 2 the command line was wrong, 130 interrupted; 143 and 129 after SIGTERM and SIGHUP.

@@ -124,7 +124,8 @@ def add_model_arguments(
         "--target",
         type=target,
         default="llvm",
-        help=f"llvm (this machine, the default), {gpus}, or a TVM target as JSON",
+        help=f"llvm (this machine, the default), {gpus}, a device file that `calibrate` wrote, "
+        "or a TVM target as JSON",
     )
     parser.add_argument(
         "--dtype",

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..validation import printable
-from .argument_types import PLANS, natural, path, token_ids
+from .argument_types import PLANS, natural, path, target, token_ids
 from .model_arguments import (
     Commands,
     add_count,
@@ -35,6 +35,8 @@ examples:
   relax-fusion tune ./my-llama --database times.jsonl --seconds 120
                                                        measure kernels; compile --database takes
                                                        the fastest
+  relax-fusion calibrate -o mine.json                   measure this machine; --target mine.json
+                                                       prices plans by that
   relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
   relax-fusion bench my-llama.cpu --prompt 512          tokens a second, kernel by kernel
   relax-fusion workloads llama-3.1-8b --seq 128..4096 --on h100,a100,rtx4090
@@ -67,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_compile(commands)
     _add_tune(commands)
+    _add_calibrate(commands)
     _add_run(commands)
     add_bench(commands)
     _add_explain(commands)
@@ -148,6 +151,29 @@ def _add_tune(commands: Commands) -> None:
     add_count(
         parser, "--most", default=PLANS, help=f"plans for each range of rows (default: {PLANS})"
     )
+    add_flag(parser, "--again", help="measure also what FILE has")
+
+
+def _add_calibrate(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "calibrate",
+        ".calibrate:calibrate_command",
+        "measure the rates of this machine's device, for `--target FILE.json`",
+        "Bandwidths, rates of arithmetic and launches are fitted to the times of some kernels. "
+        "FILE is written after each of them, so that an interrupted run loses nothing and the next "
+        "one goes on from there. What no kernel tells keeps its number, and the report says so.",
+    )
+    told = "which device to measure (default: that of --target, or the processor)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=told)
+    parser.add_argument(
+        "--target",
+        type=target,
+        help="what the device is, as for `compile` (default: found out)",
+    )
+    add_file(parser, "-o", "--output", required=True, help="where to write it; ends in .json")
+    told = "begin nothing more after that many (default: 300)"
+    add_count(parser, "--seconds", type=natural, default=300, help=told)
     add_flag(parser, "--again", help="measure also what FILE has")
 
 

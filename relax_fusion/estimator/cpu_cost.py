@@ -58,7 +58,7 @@ mask, compare, subtract and add, with their loads and stores."""
 L1_STREAMS = 9
 """Rows and columns that a register tile can walk along before they push each other out of the first
 level.  Their distance is a multiple of 4 KB for usual k, so they share sets of 8 to 12 lines.
-Fitted by scripts/calibrate_cpu.py on Zen 5 (12 ways): 8 streams run free, 10 do not."""
+Fitted on Zen 5 (12 ways): 8 streams run free, 10 do not."""
 
 CROWDING = 1.0
 """Power of the streams beyond `L1_STREAMS` by which loads get slower.  Fitted as above."""
@@ -66,10 +66,6 @@ CROWDING = 1.0
 L2_SPEED = 1.7
 """Reached part of `DeviceSpec.l2_bytes_per_s`, which is stated for older cores.  Fitted as above:
 a line takes 1.2 cycles."""
-
-L3_CYCLES_PER_BYTE = 2.7 / 64
-"""A core takes so many cycles for a byte that no second-level cache holds.  Fitted as above: 2.7
-cycles a line."""
 
 TILE_CYCLES = 10
 """The loop over k of one register tile takes 10 cycles to start and end.  Fitted as above."""
@@ -247,11 +243,11 @@ def _cache_cycles(
     x_block, panel = x_tile * rows, w_tile * ceil_div(plan.block_n, plan.reg_n)
     flows = step.streams <= L1_STREAMS
     w_again = 0.0 if flows and x_tile + w_tile <= dev.l1_bytes else per_byte
-    w_block = per_byte if x_block + panel <= dev.l2_bytes else L3_CYCLES_PER_BYTE
-    x_again = per_byte if x_block + w_tile <= dev.l2_bytes else L3_CYCLES_PER_BYTE
+    w_block = per_byte if x_block + panel <= dev.l2_bytes else dev.l3_cycles_per_byte
+    x_again = per_byte if x_block + w_tile <= dev.l2_bytes else dev.l3_cycles_per_byte
     if flows and x_block + w_tile <= dev.l1_bytes:
         x_again = 0.0
-    weights = L3_CYCLES_PER_BYTE + (blocks - 1) * w_block + blocks * (rows - 1) * w_again
+    weights = dev.l3_cycles_per_byte + (blocks - 1) * w_block + blocks * (rows - 1) * w_again
     columns = ceil_div(plan.block_n, plan.reg_n)
     crowding = max(1.0, step.streams / L1_STREAMS) ** CROWDING
     return columns * (w_tile * weights + blocks * x_block * x_again) * crowding

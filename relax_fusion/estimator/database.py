@@ -177,8 +177,13 @@ def package_version(package: str) -> str:
 
 
 def target_fields(target: str) -> dict[str, Any]:
-    """Return what a target, given as JSON (``str(target)``), says of its device."""
+    """Return what a target, given as JSON (``str(target)``), says of its device.
+
+    A calibration (the model ``"h200@1a2b3c4d"``) changes prices, and no times.
+    """
     told = json.loads(target)
+    base = str(told.pop("model", "")).partition("@")[0]
+    told |= {"model": base} if base not in ("", "cpu") else {}
     return {name: told[name] for name in sorted(told) if name not in ("host", "keys", "tag")}
 
 

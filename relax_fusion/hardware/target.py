@@ -14,6 +14,7 @@ from tvm.target import Target, codegen
 
 from ..errors import TargetError
 from ..validation import shown
+from .device_file import read_device_file, registered
 from .devices import DEVICES, device, generic_cpu
 from .instructions import CPU_INSTRUCTIONS, MMA, Capabilities
 from .nvidia import ARCHITECTURES, STATIC_SMEM_BYTES, capability_of
@@ -99,7 +100,8 @@ def make_target(name: str | Target | Mapping[str, Any]) -> Target:
     ----------
     name : str, Target or mapping
         A device of the table (``"h200"``, ``"a100"``, ...), ``"llvm"`` or ``"cpu"`` for this
-        machine's processor, or anything that `tvm.target.Target` reads (a tag, JSON, a mapping).
+        machine's processor, a file that ``relax-fusion calibrate`` wrote (``"mine.json"``), or
+        anything that `tvm.target.Target` reads (a tag, JSON, a mapping).
 
     Raises
     ------
@@ -110,6 +112,11 @@ def make_target(name: str | Target | Mapping[str, Any]) -> Target:
         return name
     if isinstance(name, str) and name in ("llvm", "cpu"):
         return host_target()
+    if isinstance(name, str) and name.endswith(".json"):
+        found = read_device_file(Path(name))
+        measured = registered(found)
+        own = {**found.target, "model": measured.name}
+        return _named(measured) if measured.kind == "gpu" else make_target(own)
     spec = DEVICES.get(name.lower()) if isinstance(name, str) else None
     if spec is not None and spec.kind == "gpu":
         return _named(spec)
@@ -242,6 +249,9 @@ def _cpu(target: Target, cores: int) -> DeviceSpec:
             f"LLVM knows no processor of mtriple {shown(str(target.attrs.get('mtriple')))}"
         ) from err
     spec = generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
+    named = DEVICES.get(str(target.attrs.get("model", "")))
+    if named and (named.sm_count, named.vector_bytes) == (spec.sm_count, spec.vector_bytes):
+        spec = named  # calibrated, with as many cores
     found = (i for name, i in CPU_INSTRUCTIONS.items() if codegen.target_has_features(name, target))
     return replace(spec, capabilities=Capabilities(matrix_instructions=tuple(found)))
 

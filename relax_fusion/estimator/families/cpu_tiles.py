@@ -19,7 +19,6 @@ from ...hardware import DeviceSpec
 from ...hardware.instructions import PAIR_DOT
 from ...validation import Count
 from ..cpu_cost import (
-    L3_CYCLES_PER_BYTE,
     TILE_CYCLES,
     UNPACK_CYCLES,
     Tasks,
@@ -73,7 +72,7 @@ Counted."""
 COPY_CYCLES_PER_VECTOR = 2
 """A packed vector takes 2 cycles to be loaded, converted and stored.  Counted; transposing adds a
 shuffle for each halving of the lanes.  Measured on Zen 4 for 16 lanes: 9 with the time that the
-weight takes from the third-level cache, where this and `L3_CYCLES_PER_BYTE` give 8.7."""
+weight takes from the third-level cache, where this and `DeviceSpec.l3_cycles_per_byte` give 8.7."""
 
 COPY_CYCLES_PER_ELEMENT = 1
 """An element of x takes a cycle to be copied into its tile.  Counted for squares of 4: 8 shuffles,
@@ -244,7 +243,7 @@ def _with_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size)
     tile = _steps(shape, plan) * _panel_step(shape, plan, dev, vectors)
     sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
     tile += shape.k // plan.block_k * sums
-    task = _pack_cycles(shape, plan, vectors) + ceil_div(tiles, plan.split_m) * tile
+    task = _pack_cycles(shape, plan, dev, vectors) + ceil_div(tiles, plan.split_m) * tile
     elements = plan.reg_m * _steps(shape, plan)
     copying = ceil_div(tiles, dev.sm_count) * elements * COPY_CYCLES_PER_ELEMENT
     return whole_matmul(shape, dev, rows, Tasks(tasks, task, plan.lanes, copying))
@@ -316,14 +315,14 @@ def _panel_step(shape: MatmulShape, plan: CpuPlan, dev: DeviceSpec, vectors: int
     streamed = (plan.reg_m + vectors * plan.lanes) * 4
     panel, tile = (4 * _steps(shape, plan) * each for each in (vectors * plan.lanes, plan.reg_m))
     fits = panel + tile <= dev.l2_bytes
-    each = l2_cycles_per_byte(dev) if fits else L3_CYCLES_PER_BYTE
+    each = l2_cycles_per_byte(dev) if fits else dev.l3_cycles_per_byte
     return vectors_step(plan.reg_m, vectors, streamed * each, dev)
 
 
-def _pack_cycles(shape: MatmulShape, plan: CpuPlan, vectors: int) -> float:
+def _pack_cycles(shape: MatmulShape, plan: CpuPlan, dev: DeviceSpec, vectors: int) -> float:
     """Return the cycles in which a task packs its panel, which streams by once."""
     shuffles = math.log2(plan.lanes) if "nk" in shape.layouts else 0
-    read = plan.reg_n * shape.parts * shape.in_bytes * L3_CYCLES_PER_BYTE
+    read = plan.reg_n * shape.parts * shape.in_bytes * dev.l3_cycles_per_byte
     if shape.unpacked_bytes:  # of shuffled words there are few; elements are unpacked and scaled
         part = shape.weight_bytes / shape.unpacked_bytes
         shuffles, read = shuffles * part + UNPACK_CYCLES + 1, read * part

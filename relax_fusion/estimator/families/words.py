@@ -15,7 +15,6 @@ from functools import partial
 from ...workload import GatedFFN, Packed
 from ...workload.dtypes import STORED_BYTES
 from ..cpu_cost import (
-    L3_CYCLES_PER_BYTE,
     LOADS_PER_CYCLE,
     STORED_LANES,
     TILE_CYCLES,
@@ -200,7 +199,7 @@ def _predict(plan: TilePlan, foot: Footprint, problem: MatmulProblem, size: Size
     tile = vectors.chunks * step + sums + TILE_CYCLES
     in_page = min(plan.reg_n, PAGE_BYTES / vectors.column_bytes)
     crowding = max(1.0, columns / COLUMNS, in_page / COLUMNS_OF_PAGE)
-    read = shape.weight_bytes / shape.n * plan.reg_n * L3_CYCLES_PER_BYTE * crowding
+    read = shape.weight_bytes / shape.n * plan.reg_n * dev.l3_cycles_per_byte * crowding
     tall = ceil_div(rows, plan.reg_m)
     task = plan.block_n // plan.reg_n * (tall * tile + read)
     tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)

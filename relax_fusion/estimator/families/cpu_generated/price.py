@@ -20,7 +20,6 @@ from ....workload.graph import Graph
 from ....workload.roofline import is_contraction
 from ...cpu_cost import (
     FMA_LATENCY_CYCLES,
-    L3_CYCLES_PER_BYTE,
     SLOT_CYCLES,
     TILE_CYCLES,
     Traffic,
@@ -217,7 +216,7 @@ class ChainPrice:
         """Return the cycles in which a block waits for panels, once for each tile of rows."""
         total = FLOAT_BYTES * sum(panels.values())
         fits = total <= self.dev.l2_bytes
-        return total * (self.l2_cycles_per_byte if fits else L3_CYCLES_PER_BYTE)
+        return total * (self.l2_cycles_per_byte if fits else self.dev.l3_cycles_per_byte)
 
     def _vectors(self, loops: Iterable[str], sizes: Mapping[str, int]) -> float:
         return prod(sizes[n] for n in loops) / self.registers.lanes

@@ -1,0 +1,160 @@
+"""Files that `relax-fusion calibrate` writes: a device by the rates that were measured on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import TargetError
+from ..files import read_file, write_file
+from ..validation import check, json_text, read_json, shown
+from .devices import DEVICES, generic_cpu
+from .spec import DeviceSpec
+
+FORMAT = 1
+"""Version of a file."""
+
+Source = Literal["measured", "from data sheet", "assumed"]
+
+_NUMBERS = {f.name for f in fields(DeviceSpec) if str(f.type) in ("float", "Natural")}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A rate of a device, and where it comes from.
+
+    Parameters
+    ----------
+    value : float
+        In the unit of the field of `DeviceSpec`.
+    source : {"measured", "from data sheet", "assumed"}
+        "measured": times of kernels on this device tell it.
+    """
+
+    value: float
+    source: Source
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The time of a kernel of the sweep.
+
+    Parameters
+    ----------
+    probe : str
+        Which one.
+    plan : str
+        Key of its plan; empty where it has none.
+    seconds, predicted_s : float
+        What it took, and what the rates of the file say of it.
+    """
+
+    probe: str
+    plan: str
+    seconds: float
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """What a sweep found out.
+
+    Parameters
+    ----------
+    label : str
+        How messages call the device.
+    base : str
+        Name of the device in `DEVICES` whose other numbers these are; ``"cpu"`` of a processor.
+    target : dict
+        The TVM target, without its host.
+    machine : str
+        What the device calls itself.
+    versions : dict of str to str
+        Of the packages whose kernels were measured.
+    numbers : dict of str to int
+        Fields of `DeviceSpec` that the driver or the target tells.
+    rates : dict of str to Rate
+        Fields of `DeviceSpec` that prices are made of.
+    times : tuple of Timed
+        What was measured.
+    left : tuple of str
+        What was not, with the reason.
+    """
+
+    label: str
+    base: str
+    target: dict[str, Any]
+    machine: str
+    versions: dict[str, str]
+    numbers: dict[str, int]
+    rates: dict[str, Rate]
+    times: tuple[Timed, ...] = ()
+    left: tuple[str, ...] = ()
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check(self, TargetError, "device file")
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """The device, named after its base and these rates.
+
+        Raises
+        ------
+        TargetError
+            If a number contradicts another one or names no field, or nobody knows the base.
+        """
+        base = DEVICES.get(self.base)
+        if base is None:
+            known = ", ".join(sorted(DEVICES))
+            raise TargetError(f"device file: base is {shown(self.base)}, must be of {known}")
+        values: dict[str, Any] = {n: rate.value for n, rate in self.rates.items()} | self.numbers
+        unknown = sorted(values.keys() - _NUMBERS)
+        if unknown:
+            raise TargetError(f"device file: a device has no number {shown(unknown[0])}")
+        if base.kind == "cpu":
+            cores = self.numbers.get("sm_count", base.sm_count)
+            base = generic_cpu(cores, self.numbers.get("vector_bytes", base.vector_bytes))
+        digest = hashlib.sha1(json.dumps([self.base, values], sort_keys=True).encode())
+        return replace(
+            base,
+            name=f"{self.base}@{digest.hexdigest()[:8]}",
+            label=self.label,
+            measured=any(rate.source == "measured" for rate in self.rates.values()),
+            **values,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file, as a whole.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        write_file(path, json_text(self) + "\n")
+
+
+def read_device_file(path: Path) -> DeviceFile:
+    """Read what `calibrate` wrote.
+
+    Raises
+    ------
+    TargetError
+        If it cannot be read, or is no such file.
+    """
+    try:
+        text = read_file(path)
+    except OSError as err:
+        raise TargetError(f"device file {path} cannot be read ({err.strerror})") from err
+    found: DeviceFile = read_json(DeviceFile, text, TargetError, f"device file {path}", "forbid")
+    return found
+
+
+def registered(found: DeviceFile) -> DeviceSpec:
+    """Return the device of a file, which targets name by its `DeviceSpec.name` from now on."""
+    spec = found.spec
+    return DEVICES.setdefault(spec.name, spec)
