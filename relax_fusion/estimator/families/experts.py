@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, ExpertMatmul
-from ..cpu_cost import L3_CYCLES_PER_BYTE, UNPACK_CYCLES_BY_ELEMENT, Traffic, finish
+from ..cpu_cost import UNPACK_CYCLES_BY_ELEMENT, Traffic, finish
 from ..family import OWN_BASELINE_ERROR, KernelFamily, Launches, Offer
 from ..limits import one_stage
 from ..prediction import Footprint, Formula, Prediction, Price, Step, ceil_div, power_dividing
@@ -85,7 +85,7 @@ def _tasks(work: ExpertMatmul, plan: TilePlan, rows: int) -> tuple[int, int]:
 def _on_cpu(work: ExpertMatmul, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
     tasks, elements = _tasks(work, plan, rows)
     lanes = min(plan.lanes if work.layout == "nk" else plan.block_n, dev.vector_bytes // 4)
-    cycles = elements / lanes + elements * _stored(work) * L3_CYCLES_PER_BYTE
+    cycles = elements / lanes + elements * _stored(work) * dev.l3_cycles_per_byte
     if work.packed is not None:
         cycles += elements * UNPACK_CYCLES_BY_ELEMENT[work.layout]
     moved = float(sum(work.bytes(rows=rows).values()))
