@@ -96,7 +96,6 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "STORE_SUM": found.total is not None,
         "PDL": c.dependent,
         "EARLY": c.dependent and c.few_rows,
-        "AT_ONCE": c.dependent and c.few_rows and not c.fixed.leads,
         "UNIT_OFFSET": norm.unit_offset,
     }
     if norm.each:

@@ -17,7 +17,7 @@ from relax_fusion.estimator.registry import is_launched
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
 from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.transforms.fixed_arguments import FIXED_ATTR, Fixed, MarkFixedArguments
+from relax_fusion.transforms.fixed_arguments import MarkFixedArguments
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.kernel import KernelSource
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
@@ -194,17 +194,6 @@ def test_weights_are_read_early_where_no_kernel_writes_them() -> None:
 def test_behind_a_kernel_of_the_caller_weights_wait() -> None:
     plain = replace(WORK, rows=8, norm=None)
     assert early(emitted(plain, PlanTable.single(GEMV)), "gemv") == {"False"}
-
-
-@pytest.mark.usefixtures("not_compiled")
-@pytest.mark.parametrize("leads", [True, False])
-def test_a_norm_behind_a_kernel_of_its_function_lets_the_next_begin_at_once(leads: bool) -> None:
-    mod = module_of(replace(WORK, rows=8), PlanTable.single(TALL), outputs=1)
-    gvar = mod.get_global_var("fused")
-    fixed = Fixed((True,) * (len(mod[gvar].params) - 1), leads)
-    mod.update_func(gvar, mod[gvar].with_attr(FIXED_ATTR, fixed.to_attr()))
-    (norm,) = kernels(EmitTritonKernels(H200)(mod))["row_norm"]
-    assert constant(norm, "at_once") == str(not leads)
 
 
 @pytest.mark.usefixtures("not_compiled")

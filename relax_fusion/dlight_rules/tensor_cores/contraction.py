@@ -110,7 +110,7 @@ def with_mma(
             announced = early and any(
                 b.name_hint in (*NORM_BLOCKS, POST_NORM) for b in stage_blocks
             )
-            kernels.append(dependent.announcing(stage, at_once=True) if announced else stage)
+            kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
     return func.with_body(root_of(body, kept))

@@ -42,7 +42,6 @@ def row_norm(
     STORE_SUM: tl.constexpr,
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     UNIT_OFFSET: tl.constexpr = False,
     FIRST_EPS: tl.constexpr = None,
     FIRST_OFFSET: tl.constexpr = False,
@@ -67,17 +66,12 @@ def row_norm(
     EARLY : bool
         Let the dependent start at once, not at the end.  That hides its launch where rows are few;
         with many, its programs would take the room of those of this kernel that are yet to start.
-    AT_ONCE : bool
-        Let it start before the wait, too: it has more time to ask for its weights, which no kernel
-        in front of this one may be writing.
     UNIT_OFFSET, FIRST_OFFSET : bool
         Multiply by ``1 + gamma``.
     FIRST_EPS : float, optional
         Normalise x by its mean square and this before the residual is added.
     """
     if PDL:
-        if AT_ONCE:
-            gdc_launch_dependents()
         gdc_wait()
         if EARLY:
             gdc_launch_dependents()

@@ -65,6 +65,6 @@ def split_reduce(
         With their parts.
     """
     if C.pdl:
-        gdc_launch_dependents()  # at once, as `attention_combine` does
         gdc_wait()
+        gdc_launch_dependents()
     of_product(reduce_tile, tl.program_id(1), (M, eps), (p0, p1, p2), F0, F1, F2, C)
