@@ -114,18 +114,22 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
         TilePlan(2, 32, 32, lanes=8, num_warps=2, family="fma_tiles"),
     ),
     "FmaAttention": ("a100", SMALL, TilePlan(2, 16, 16, num_warps=1, family="fma_attention")),
-    "CpuTiles": (CPU, matmul(1, 256, 32), TilePlan(1, 1, 256, lanes=16, family="cpu_tiles")),
+    "CpuTiles": (CPU, matmul(1, 256, 32), TilePlan(1, 1, 256, lanes=8, family="cpu_tiles")),
     "Words": (
         *(CPU, replace(PACKED, k=64, dtype="float32", out_dtype="float32")),
         TilePlan(2, 4, 64, 2, 4, 8, family="words"),
     ),
     "CpuTiles-panels": (
         *(CPU, matmul(1, 64, 32, None)),
-        TilePlan(7, 32, 64, 7, 32, 16, family="panels"),
+        TilePlan(5, 16, 64, 5, 16, 8, family="panels"),
     ),
     "CpuTiles-dots": (
         *(ZEN4, matmul(1, 64, 32, None, "bfloat16")),
         TilePlan(7, 32, 64, 7, 32, 16, family="dots"),
+    ),
+    "CpuTiles-fours": (
+        *(ZEN4, replace(matmul(1, 64, 32, None, "int8"), out_dtype="float32")),
+        TilePlan(7, 32, 64, 7, 32, 16, family="mixed_fours"),
     ),
     "CpuAttention": (
         *(CPU, attention(1, 4, 8, (1, 1), (8, 8), dtype="float32")),

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from tvm import te, tirx
 
+from ..estimator.families.cpu_dots import Word
 from ..estimator.families.words import MANTISSA_BITS, WordVectors
 from ..workload import INTEGER_DTYPES, Packed
 from .activations import ACCUMULATE
-from .pairs import WORD, pair, products
+from .dot_words import WORD, column_word, products, word_at
 from .stages import Padding, Reader, Size, clamped, int64, round_up
 
 
@@ -52,18 +53,17 @@ def accumulate(
 
 
 def tiles_of(x: te.Tensor, padding: Padding) -> te.Tensor:
-    """Add x in tiles of rows, ``[tiles, k, height]``, in float32.
+    """Add x in tiles of rows, ``[tiles, k, height]``, in float32; or words of neighbours along k.
 
-    Of pairs, k has half as many.  A tile is read forwards for every panel of columns.  The last row
-    is repeated up to its end.
+    A tile is read forwards for every panel of columns.  The last row is repeated up to its end.
     """
-    (rows, k), height = x.shape, padding.rows
+    (rows, k), height, dot = x.shape, padding.rows, padding.dot
 
     def element(tile: tirx.Expr, r: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
         row = clamped(tile * height + i, rows, height)
-        return pair(x, r, row) if padding.pairs else x(row, r).astype(ACCUMULATE)
+        return word_at(dot, x, r, row) if dot else x(row, r).astype(ACCUMULATE)
 
-    steps = k // 2 if padding.pairs else k
+    steps = k // dot.count if dot else k
     return te.compute(int64((round_up(rows, height) // height, steps, height)), element, "x_tiles")
 
 
@@ -73,21 +73,23 @@ def panels_of(
     width: int,
     name: str,
     dtype: str = ACCUMULATE,
-    pairs: bool = False,
+    dot: Word | None = None,
 ) -> te.Tensor:
     """Add the weights of ``sizes`` (parts, n, k) in panels, ``[panels, k, parts, width]``.
 
-    Of pairs, k has half as many.  A panel is read once from the weight, whatever the layout and
-    dtype of that, and then forwards for every tile of rows.  The last column is repeated up to its
-    end.
+    They have numbers, or words of neighbours along k.  A panel is read once from the weight,
+    whatever the layout and dtype of that, and then forwards for every tile of rows.  The last
+    column is repeated up to its end.
     """
     parts, n, k = sizes
 
     def element(panel: tirx.Expr, r: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         column = clamped(panel * width + j, n, width)
-        return pair(weight, r, p, column) if pairs else weight(p, column, r).astype(dtype)
+        if dot is None:
+            return weight(p, column, r).astype(dtype)
+        return column_word(dot, lambda c, s: weight(p, c, s), r, column)
 
-    steps = k // 2 if pairs else k
+    steps = k // dot.count if dot else k
     return te.compute(int64((round_up(n, width) // width, steps, parts, width)), element, name)
 
 
@@ -95,13 +97,13 @@ def _panels(
     weight: Reader, sizes: tuple[int, Size, Size], index: str, padding: Padding
 ) -> te.Tensor:
     """Add the panels of a weight; where vectors of words are unpacked, these are put in panels."""
-    vectors, width, name = padding.words, padding.columns, f"w_panels{index}"
+    vectors, width, dot, name = padding.words, padding.columns, padding.dot, f"w_panels{index}"
     if padding.laid is not None:
         parts, n, k = sizes
-        steps, dtype = (k // 2, WORD) if padding.pairs else (k, ACCUMULATE)
+        steps, dtype = (k // dot.count, WORD) if dot else (k, ACCUMULATE)
         return padding.laid(name, (round_up(n, width) // width, steps, parts, width), dtype)
     if vectors is None:
-        return panels_of(weight, sizes, width, name, pairs=padding.pairs)
+        return panels_of(weight, sizes, width, name, dot=dot)
 
     def stored(which: int, length: int, name: str, dtype: str) -> te.Tensor:
         def reader(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
@@ -121,14 +123,14 @@ def _accumulate_panels(
     """Add the same reduction over tiles of x and panels of the weight."""
     parts, n = sizes
     height, width = padding.rows, padding.columns
-    count, steps, _ = tiles.shape
-    k = steps * 2 if padding.pairs else steps
+    (count, steps, _), dot = tiles.shape, padding.dot
+    k = steps * dot.count if dot else steps
     panels = _panels(weight, (parts, n, k), name.replace("acc", ""), padding)
     r = te.reduce_axis((0, steps), "k")
 
     def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         x, w = tiles(i // height, r, i % height), panels(j // width, r, p, j % width)
-        return te.sum(products(x, w) if padding.pairs else x * w, axis=r)
+        return te.sum(products(dot, x, w) if dot else x * w, axis=r)
 
     return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
 

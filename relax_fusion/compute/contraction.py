@@ -13,10 +13,12 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``w_parts{i}``  gate and up of a gated pair, or the first and second features of rotated pairs,
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``x_bits``      what they are as bfloat16                   [rows, k], uint16 (dots)
+``x_row_sum``, ``x_added``  sums of rows, and what they add to products where the signs of
+                columns are flipped                         [rows], int32 (dots)
 ``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels);
-                or their pairs                              [tiles, k / 2, reg_m], uint32 (dots)
+                or words of c neighbours                    [tiles, k / c, reg_m], uint32 (dots)
 ``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32, or
-                its pairs, as ``x_tiles``
+                its words, as ``x_tiles``
                 (of packed weights: see :mod:`relax_fusion.compute.accumulation`)
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32 (int32 of
                                                             integers)
@@ -49,8 +51,8 @@ from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, PostNorm, Projection, WeightLayout
 from .accumulation import accumulate, tiles_of, x_words
 from .activations import ACCUMULATE, activate
+from .dot_words import added_by_rows, bits_of
 from .heads import normalised_heads
-from .pairs import bits_of
 from .rope import in_order, rotated_projection
 from .stages import (
     Edges,
@@ -79,7 +81,7 @@ def contraction_prim_func(
     stages = Stages(work.graph, None if gpu else ACCUMULATE)
     x = stages["x"]
     rows = x.shape[0]
-    padding = Padding.of(plan, edges, word_vectors(work, plan.lanes))
+    padding = Padding.of(plan, edges, work.dtype, word_vectors(work, plan.lanes))
     padding = replace(padding, laid=stages.laid) if laid else padding
     if work.norm and work.norm.residual:
         x = _sum(stages, x, work.norm, edges)
@@ -91,8 +93,10 @@ def contraction_prim_func(
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
     if padding.panels:
-        normed = padding.pairs and data.dtype == ACCUMULATE
-        data = tiles_of(bits_of(data) if normed else data, padding)
+        if padding.dot is not None:
+            padding = replace(padding, added=added_by_rows(data, padding.dot))
+            data = bits_of(data) if data.dtype == ACCUMULATE else data
+        data = tiles_of(data, padding)
     elif padding.words is not None:
         data = x_words(data, padding.words, padding.rows)
     if isinstance(work, GatedFFN):
@@ -266,6 +270,7 @@ def _projection(
 
     def total(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         sums = acc(tirx.IntImm("int64", 0), i, j)
+        sums = sums if padding.added is None else sums + padding.added(i)
         return sums.astype(ACCUMULATE) if projection.epilogue else sums  # of integers, int32
 
     value = stepped(stages, index, projection.epilogue, total)

@@ -9,7 +9,9 @@ from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
-from ..estimator.families.cpu_tiles import DOTS, PANELS
+from ..estimator.families.cpu_dots import FAMILIES as DOTS
+from ..estimator.families.cpu_dots import Word, word_of
+from ..estimator.families.cpu_tiles import PANELS
 from ..estimator.families.words import FAMILY as WORDS
 from ..estimator.families.words import WordVectors
 from ..estimator.tile_plan import TilePlan
@@ -117,24 +119,26 @@ class Padding:
     """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all.
 
     `panels` tells that weights are repacked into panels of so many columns, and x into tiles of so
-    many rows; `words` that weights are unpacked by vectors of words; `pairs` that both have two
-    bfloat16 in a word.  `laid` adds an operand, which is a weight that is in panels already.
+    many rows; `words` that weights are unpacked by vectors of words; `dot` which neighbours both
+    have in a word.  `laid` adds an operand, which is a weight that is in panels already; `added`
+    is added to the sums of each row.
     """
 
     rows: int
     columns: int
     panels: bool = False
     words: WordVectors | None = None
-    pairs: bool = False
+    dot: Word | None = None
     laid: Callable[[str, Sequence[Size], str], te.Tensor] | None = None
+    added: te.Tensor | None = None
 
     @staticmethod
-    def of(plan: TilePlan, edges: Edges, words: WordVectors | None = None) -> Padding:
+    def of(plan: TilePlan, edges: Edges, dtype: str, words: WordVectors | None = None) -> Padding:
         """Return the padding under which `plan` tiles without a remainder."""
         if edges == "none":
             return Padding(1, 1)
-        if plan.family in (PANELS, DOTS):
-            return Padding(plan.reg_m, plan.reg_n, True, words, plan.family == DOTS)
+        if plan.family in (PANELS, *DOTS):
+            return Padding(plan.reg_m, plan.reg_n, True, words, word_of(plan.family, dtype))
         if plan.family == WORDS:
             return Padding(plan.block_m, plan.block_n, words=words)
         return Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)

@@ -61,12 +61,53 @@ WARP_GROUP_MMA = {
 later architectures have no ``wgmma``."""
 
 
-PAIR_DOT = MatrixInstruction("vdpbf16ps", "bfloat16", 1, 16, 2)
-"""What a CPU with AVX512_BF16 multiplies: a pair of a row by those of 16 columns.  Source: Intel's
-Architecture Instruction Set Extensions Programming Reference, VDPBF16PS."""
+@dataclass(frozen=True)
+class Dot(MatrixInstruction):
+    """One instruction of a CPU: it adds products of `k` neighbours to each of `n` sums.
 
-CPU_INSTRUCTIONS = {"avx512bf16": PAIR_DOT}
-"""By the feature of a target, as LLVM calls it, that tells of the instruction."""
+    Parameters
+    ----------
+    other : str
+        Element type of the second operand; `dtype` is that of the first.
+    intrinsic : str
+        How LLVM calls it.
+    adds : bool
+        Whether it takes the sums that it adds to; else an addition follows.
+    """
+
+    other: str = ""
+    intrinsic: str = ""
+    adds: bool = True
+
+
+def _dot(name: str, types: str, shape: tuple[int, int], intrinsic: str, adds: bool = True) -> Dot:
+    first, _, other = types.partition(" x ")
+    return Dot(name, first, 1, *shape, other=other or first, intrinsic=intrinsic, adds=adds)
+
+
+PAIR_DOT = _dot("vdpbf16ps", "bfloat16", (16, 2), "x86.avx512bf16.dpbf16ps.512")
+BYTE_DOT = _dot("vpdpbusd", "uint8 x int8", (16, 4), "x86.avx512.vpdpbusd.512")
+
+CPU_INSTRUCTIONS = {
+    "avx512bf16": (PAIR_DOT,),
+    "avx512vnni": (BYTE_DOT,),
+    "avxvnni": (_dot("vpdpbusd", "uint8 x int8", (8, 4), "x86.avx512.vpdpbusd.256"),),
+    "avxvnniint8": (
+        _dot("vpdpbssd", "int8", (8, 4), "x86.avx2.vpdpbssd.256"),
+        _dot("vpdpbuud", "uint8", (8, 4), "x86.avx2.vpdpbuud.256"),
+    ),
+    "avx512bw": (_dot("vpmaddwd", "int16", (16, 2), "x86.avx512.pmaddw.d.512", False),),
+    "avx2": (_dot("vpmaddwd", "int16", (8, 2), "x86.avx2.pmadd.wd", False),),
+    "sse2": (_dot("pmaddwd", "int16", (4, 2), "x86.sse2.pmadd.wd", False),),
+    "dotprod": (
+        _dot("sdot", "int8", (4, 4), "aarch64.neon.sdot.v4i32.v16i8"),
+        _dot("udot", "uint8", (4, 4), "aarch64.neon.udot.v4i32.v16i8"),
+    ),
+    "bf16": (_dot("bfdot", "bfloat16", (4, 2), "aarch64.neon.bfdot.v4f32.v8bf16"),),
+}
+"""What vectors of CPUs multiply, by the feature of a target, as LLVM calls it, that tells of it.
+No instruction here saturates: sums of bytes are exact in int32.  Sources: Intel's Architecture
+Instruction Set Extensions Programming Reference; Arm's Architecture Reference Manual."""
 
 
 @dataclass(frozen=True)

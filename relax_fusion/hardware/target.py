@@ -29,6 +29,9 @@ LEAST_SMEM_BYTES = 16 * 1024
 """Shared memory that every device has of an API whose target states none (Vulkan's
 ``maxComputeSharedMemorySize``, https://docs.vulkan.org/spec/latest/chapters/limits.html)."""
 
+_X86_BITS = {"avx512f": 512, "avx": 256, "sse2": 128}
+"""Bits of a vector by the feature of a processor that tells of them, the widest first."""
+
 MAX_CORES = 2**16
 """Far more than a host has; tiles are counted by their multiples, in 32 bits."""
 
@@ -248,12 +251,16 @@ def _cpu(target: Target, cores: int) -> DeviceSpec:
         raise TargetError(
             f"LLVM knows no processor of mtriple {shown(str(target.attrs.get('mtriple')))}"
         ) from err
+    if "vector-width" not in target.attrs:  # TVM 0.27 says 512 of every x86
+        own = (width for f, width in _X86_BITS.items() if codegen.target_has_features(f, target))
+        bits = next(own, bits)
     spec = generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
     named = DEVICES.get(str(target.attrs.get("model", "")))
     if named and (named.sm_count, named.vector_bytes) == (spec.sm_count, spec.vector_bytes):
         spec = named  # calibrated, with as many cores
-    found = (i for name, i in CPU_INSTRUCTIONS.items() if codegen.target_has_features(name, target))
-    return replace(spec, capabilities=Capabilities(matrix_instructions=tuple(found)))
+    found = [f for f in CPU_INSTRUCTIONS if codegen.target_has_features(f, target)]
+    instructions = tuple(i for feature in found for i in CPU_INSTRUCTIONS[feature])
+    return replace(spec, capabilities=Capabilities(matrix_instructions=instructions))
 
 
 def _limits(target: Target, attrs: Mapping[str, Any]) -> dict[str, int]:

@@ -8,6 +8,8 @@ import tvm
 from tvm import relax
 
 from ..errors import Reason
+from ..estimator.families.cpu_dots import dot_families
+from ..hardware.target import device_of, is_cpu
 from ..matching.epilogue import FusedProjection
 from ..matching.linear import Linear, linear
 from ..matching.operations import KINDS, MOVES
@@ -36,12 +38,13 @@ class FuseMatmulEpilogue(FusingPass):
 
     A rotation of heads (rope) is taken along as by `FuseRMSNormMatmul`.
 
-    Where the back end has Triton, products of int8 and uint8 are taken too, whose sums are int32,
-    and with them a cast to float32 and steps of float32 behind it.
+    Where the back end has Triton, or the CPU an instruction that adds them up, products of int8 and
+    uint8 are taken too, whose sums are int32, and with them a cast to float32 and steps of float32
+    behind it.
 
     declines when:
-        as `FuseRMSNormMatmul`, the norm aside.  Of integers: the back end has no Triton; the sums
-        are not int32; something element-wise follows that the kernel cannot take along, as the
+        as `FuseRMSNormMatmul`, the norm aside.  Of integers: nothing adds them up; the sums are not
+        int32; something element-wise follows that the kernel cannot take along, as the
         scales of rows: the rule for generic matmuls computes any such steps.
 
     Parameters
@@ -64,10 +67,16 @@ class FuseMatmulEpilogue(FusingPass):
     def _build(self, view: BlockView, lin: Linear, before: Prologue) -> list[Match]:
         """Describe the kernels of a projection, and of the steps behind it."""
         (chain,) = fused_projections(view, [lin], {*before.covers}, self.options.bounds)
-        integers = self.options.backend != "tir"
-        if integers and dtype_of(lin.x) in INTEGER_DTYPES:
+        integers = dtype_of(lin.x) in INTEGER_DTYPES and self._adds_up(dtype_of(lin.x))
+        if integers:
             _check_integers(view, chain)
         return norm_matmuls(view, before, [chain], self.options.bounds, integers)
+
+    def _adds_up(self, dtype: str) -> bool:
+        """Tell whether fused kernels add up products of such integers."""
+        target = self.options.resolved_target()
+        on_cpu = is_cpu(target) and any(dot_families(dtype, device_of(target)))
+        return on_cpu or self.options.backend != "tir"
 
 
 def _check_integers(view: BlockView, chain: FusedProjection) -> None:

@@ -12,22 +12,22 @@ from tvm.target import Target
 
 from ..compute import contraction_prim_func, description
 from ..compute.rope import feature_of
-from ..estimator.families.cpu_tiles import DOTS, PANELS
+from ..estimator.families.cpu_dots import SIGN, Word, word_of
+from ..estimator.families.cpu_tiles import PANELS
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import is_gpu
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
 from ..tvm_ir import GenericConst
-from ..workload import GatedFFN, NormMatmul
+from ..workload import DTYPE_BYTES, INTEGER_DTYPES, GatedFFN, NormMatmul
 from .modules import bindings_of, functions_of, rewritten
 
 LAID_ATTR = "relax_fusion.laid"
 """PrimFunc attribute: panels of weights are its last inputs, in the place of the weights."""
 
-_DTYPES = {PANELS: "float32", DOTS: "bfloat16"}
-"""The type of weights by the family that reads them: another would take twice its memory in panels
-of float32, and pairs are of two bfloat16."""
+_DTYPES = ("float32", "bfloat16", *INTEGER_DTYPES)
+"""Types of weights that may be in panels: another takes twice its memory in those of float32."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="LayOutWeights")
@@ -39,8 +39,9 @@ class LayOutWeights:
         y = R.call_tir(f, (x, w), ...)    ->    y = R.call_tir(f_laid, (x, w_in_panels), ...)
 
     declines when:
-        a weight is no constant of `_DTYPES`, is packed, or is read elsewhere, too, as one that is
-        tied to an embedding; kernels of some sizes read it as it lies.
+        a weight is no constant of `_DTYPES`, takes more memory in panels, is packed, or is read
+        elsewhere, too, as one that is tied to an embedding; kernels of some sizes read it as it
+        lies.
     """
 
     def __init__(self, target: Target):
@@ -72,7 +73,7 @@ class _Layer(relax.PyExprMutator):
         if table is None or not isinstance(work, NormMatmul | GatedFFN):
             return call
         args, ((_, plan), *others) = call.args[1].fields, table.entries
-        packs = work.dtype == _DTYPES.get(plan.family) and not others
+        packs = _keeps_size(plan, work.dtype) and not others
         packs = packs and not (work.is_packed or work.is_adapted)
         named = {o.name: arg for o, arg in zip(work.graph.inputs, args, strict=True)}
         weights = {o.name: named.pop(o.name) for o in work.graph.inputs if o in work.graph.weights}
@@ -99,14 +100,22 @@ class _Layer(relax.PyExprMutator):
         return self.laid[gvar]
 
 
+def _keeps_size(plan: TilePlan, dtype: str) -> bool:
+    """Tell whether weights take as many bytes in the panels of a plan."""
+    word = word_of(plan.family, dtype)
+    if word is None:
+        return plan.family == PANELS and dtype == "float32"
+    return word.bits == 8 * DTYPE_BYTES[dtype]
+
+
 def _is_constant(expr: relax.Expr) -> bool:
-    return isinstance(expr, GenericConst) and dtype_of(expr) in _DTYPES.values()
+    return isinstance(expr, GenericConst) and dtype_of(expr) in _DTYPES
 
 
 def _array(constant: relax.Expr) -> np.ndarray:
     """Return the elements of a constant without a copy; those of bfloat16 as their bits."""
     stored = constant.value
-    return np.from_dlpack(stored if dtype_of(constant) == "float32" else _bits(stored))
+    return np.from_dlpack(_bits(stored) if dtype_of(constant) == "bfloat16" else stored)
 
 
 def _bits(stored: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
@@ -135,10 +144,11 @@ def panels_of(
     work: NormMatmul | GatedFFN, plan: TilePlan, weights: Mapping[str, np.ndarray]
 ) -> Iterator[np.ndarray]:
     """Yield each weight as `relax_fusion.compute.accumulation.panels_of` puts it in panels."""
+    word = word_of(plan.family, work.dtype)
     if isinstance(work, GatedFFN):
         arrays = [_by_columns(weights[name], work.layout) for name in sorted(weights)]
         both = np.concatenate(arrays).reshape(2, work.n, work.k)
-        yield _in_panels(both, plan.reg_n)
+        yield _in_panels(both, plan.reg_n, word)
         return
     for index, projection in enumerate(work.outputs):
         array = _by_columns(weights[f"w{index}"], projection.layout)
@@ -146,20 +156,21 @@ def panels_of(
         if rope is not None and projection.head_norm is None:
             pairs = np.arange(len(array) // 2)
             parts = array[np.stack([feature_of(rope, part, pairs) for part in range(2)])]
-        yield _in_panels(parts, plan.reg_n)
+        yield _in_panels(parts, plan.reg_n, word)
 
 
 def _by_columns(weight: np.ndarray, layout: str) -> np.ndarray:
     return weight if layout == "nk" else weight.T
 
 
-def _in_panels(parts: np.ndarray, width: int) -> np.ndarray:
+def _in_panels(parts: np.ndarray, width: int, word: Word | None) -> np.ndarray:
     """Return ``[parts, n, k]`` as ``[panels, k, parts, width]``, its last column repeated.
 
-    Bits of bfloat16 become words of two neighbours along k.
+    Neighbours along k become words.
     """
-    if parts.dtype == np.uint16:
-        parts = np.ascontiguousarray(parts).view(np.uint32)
+    if word is not None:
+        bits = np.ascontiguousarray(parts).view(f"u{word.bits // 8}")
+        parts = (bits ^ bits.dtype.type(SIGN * word.is_flipped)).view(np.uint32)
     count, n, k = parts.shape
     columns = np.minimum(np.arange(-(-n // width) * width), n - 1)
     panels = parts[:, columns].reshape(count, -1, width, k)

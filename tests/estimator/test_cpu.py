@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
-from relax_fusion.estimator.families.cpu_tiles import DOTS, CpuPlan
+from relax_fusion.estimator.families.cpu_dots import DOTS
 from relax_fusion.estimator.families.cpu_tiles import PANELS as FAMILY
+from relax_fusion.estimator.families.cpu_tiles import CpuPlan
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import Capabilities, generic_cpu
 from relax_fusion.hardware.instructions import PAIR_DOT
@@ -90,17 +91,31 @@ WRONG = [
     (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
-    (replace(GOOD, family=DOTS), PAIRS, AVX512, "2-core CPU has no vdpbf16ps"),
-    (replace(GOOD, family=DOTS), FLOAT, WITH_DOTS, "family 'dots' multiplies bfloat16"),
     (
         replace(GOOD, family=DOTS),
-        *(PAIRS, replace(WITH_DOTS, vector_bytes=32), "vectors have 32 B, vdpbf16ps is used of 64"),
+        PAIRS,
+        AVX512,
+        "2-core CPU has no instruction for 2 x bfloat",
+    ),
+    (
+        replace(GOOD, family=DOTS),
+        FLOAT,
+        WITH_DOTS,
+        "family 'dots' multiplies int8, uint8, bf",
+    ),
+    (
+        replace(GOOD, family=DOTS),
+        *(
+            PAIRS,
+            replace(WITH_DOTS, vector_bytes=32),
+            "2-core CPU has no instruction for 2 x bfloat16",
+        ),
     ),
     (
         replace(GOOD, block_k=1, family=DOTS),
         PAIRS,
         WITH_DOTS,
-        "block_k is 1, family 'dots' has pairs",
+        "block_k is 1, family 'dots' has words of 2",
     ),
     (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
     (

@@ -97,7 +97,7 @@ CPU_AND_DTYPE = [
         POINTER,
         norm_matmul(),
         AVX2,
-        "family is 'pointer', there is 'words' and 'cpu_tiles' and 'panels' and 'dots' for",
+        "family is 'pointer', there is 'words' and 'cpu_tiles' and 'panels' and 'dots' and",
     ),
     (POINTER, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
 ]

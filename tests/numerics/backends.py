@@ -108,7 +108,8 @@ class Llvm:
     works: dict[Workload, str] = field(default_factory=dict)
 
     def takes(self, work: Workload) -> bool:
-        if work.dtype in INTEGER_DTYPES or work.is_adapted:
+        integers = work.dtype in INTEGER_DTYPES
+        if work.is_adapted or (integers and not any(candidates(work, device_of(host_target())))):
             return False
         if self.panels and (isinstance(work, Attention) or work.dtype != "float16"):
             return False  # one dtype for less to compile

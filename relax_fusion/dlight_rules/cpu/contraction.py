@@ -10,7 +10,8 @@ from tvm.target import Target
 
 from ...compute import contraction_prim_func
 from ...compute.activations import ACCUMULATE
-from ...estimator.families.cpu_tiles import DOTS, PANELS, CpuPlan
+from ...estimator.families.cpu_dots import FAMILIES as DOTS
+from ...estimator.families.cpu_tiles import PANELS, CpuPlan
 from ...estimator.families.words import FAMILY as WORDS
 from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
@@ -18,7 +19,7 @@ from ...hardware.target import device_of
 from ...tvm_ir import SBlockRV
 from ...workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection
 from .. import verbs
-from .dots import multiply_pairs
+from .dots import multiply_words
 from .heads import joined_heads, placed_heads
 from .panels import place_panels, vectorised
 from .words import look_up_fields, looks_up, schedule_words
@@ -28,7 +29,10 @@ Projections = list[tuple[SBlockRV, SBlockRV]]
 WEIGHT = 1
 """The number of the weight among the tensors that a sum reads, behind x; scales are last."""
 
-_PROLOGUE = ("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "x_bits", "norm_out")
+_PROLOGUE = (
+    *("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "x_bits", "norm_out"),
+    *("x_row_sum", "x_added"),
+)
 
 
 def emit(
@@ -42,8 +46,8 @@ def emit(
     words = vectors if plan.family == WORDS else None
     outputs = () if isinstance(work, GatedFFN) else work.outputs
     func = joined_heads(schedule_cpu(func, plan, words, [*map(_run, outputs)]))
-    if plan.family == DOTS:
-        return multiply_pairs(func, plan.lanes, target)
+    if plan.family in DOTS:
+        return multiply_words(func, plan, work.dtype, target)
     if words is None or not looks_up(words, target):
         return func
     return look_up_fields(func, words, 1 if isinstance(work, GatedFFN) else len(work.outputs))
@@ -68,7 +72,7 @@ def schedule_cpu(
     A parallel loop normalises the rows; then, for each projection, blocks of ``block_n`` columns
     run in parallel, in register tiles of ``reg_m x reg_n`` results.  Few rows take the weights as
     they lie: in ``[n, k]`` by dot products with one partial sum per lane, in ``[k, n]`` in vectors
-    along n.  Many rows (families "panels" and "dots") take columns that were packed for them.
+    along n.  Many rows ("panels", and those of `cpu_dots`) take columns that were packed for them.
     Words of packed weights are unpacked by vectors (family "words").
 
     Parameters
@@ -84,7 +88,7 @@ def schedule_cpu(
     present = [sch.get_sblock(n) for n in _PROLOGUE if n in names]
     if present:
         _rows(sch, present, plan)
-    if plan.family in (PANELS, DOTS):
+    if plan.family in (PANELS, *DOTS):
         return _panels(sch, projections, CpuPlan.of(plan), runs)
     if vectors is not None:
         return schedule_words(sch, projections, plan, vectors)

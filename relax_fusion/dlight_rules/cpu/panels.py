@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tvm import ir, s_tir, te, tirx
 
-from ...compute.pairs import HALF, WORD, element_of
+from ...compute.dot_words import WORD, first_of
 from ...estimator.families.cpu_tiles import CpuPlan
 from ...matching.expressions import int64, substitute
 from ...tvm_ir import SBlock, SBlockRV, TensorLoad, structural_map
@@ -134,9 +134,9 @@ def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
 
 
 def _reads_along(sch: s_tir.Schedule, packed: SBlockRV) -> bool:
-    """Tell whether what is copied lies along k, or its pairs do."""
+    """Tell whether what is copied lies along k, or its words do."""
     block = sch.get(packed)
-    return element_of(block.body.value) is not None or verbs.reads_along(sch, packed, 0, 1)
+    return first_of(block.body.value) is not None or verbs.reads_along(sch, packed, 0, 1)
 
 
 def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.PrimFunc:
@@ -165,9 +165,9 @@ def is_moved(value: tirx.Expr) -> bool:
 
     What is rounded to bfloat16 on the way is none: only what is loaded has its bits.
     """
-    element = element_of(value)
-    if element is not None:
-        return is_moved(element)
+    found = first_of(value)
+    if found is not None:
+        return is_moved(found[0])
     if isinstance(value, tirx.Cast):
         return str(value.ty.dtype) != "bfloat16" and is_moved(value.value)
     if isinstance(value, ir.Call):
@@ -225,12 +225,14 @@ def bound(statements: list[tirx.Stmt], value: tirx.Expr, name: str) -> tirx.Var:
 
 def along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     """Return the vector of `value` for `lanes` successive values of r, the first of them 0."""
-    element = element_of(value)
-    if element is not None:
-        halves = along(element, r, 2 * lanes)
-        if str(element.ty.dtype) != HALF:
-            halves = tirx.reinterpret(f"{HALF}x{2 * lanes}", halves)
-        return tirx.reinterpret(f"{WORD}x{lanes}", halves)
+    if isinstance(value, tirx.BitwiseXor):
+        return along(value.a, r, lanes) ^ tirx.Broadcast(value.b, lanes)
+    found = first_of(value)
+    if found is not None:
+        element, count = found
+        parts, bits = along(element, r, count * lanes), f"uint{32 // count}x{count * lanes}"
+        parts = parts if str(parts.ty.dtype) == bits else tirx.reinterpret(bits, parts)
+        return tirx.reinterpret(f"{WORD}x{lanes}", parts)
     if isinstance(value, tirx.Cast):
         vector = along(value.value, r, lanes)
         if str(value.value.ty.dtype) == "bfloat16":

@@ -26,6 +26,7 @@ from ...tvm_ir import Analyzer, SBlock, SBlockRealize, TensorLoad, TensorRegion,
 from ...workload import NormMatmul
 from ..contraction_gpu import COMPUTED_LANES, schedule_gpu
 from ..cpu.contraction import schedule_cpu
+from ..cpu.dots import multiply_words
 from ..tensor_cores.contraction import schedule_mma
 from ..tensor_cores.dependent import waiting_first
 from .layout import View, unravel
@@ -74,7 +75,7 @@ def _variant(
     if plan.num_warps and not _on_tensor_cores(plan) and None in (form.x.view, form.w.view):
         plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
     core = contraction_prim_func(work, plan, is_gpu(target))
-    body = _scheduled(_adapted(core, form, each), plan, target).body
+    body = _scheduled(_adapted(core, form, each), plan, work.dtype, target).body
     x, w, out = core.params
     rows = x.ty.shape[0]
     known = {rows: form.size(form.rows)} if isinstance(rows, tirx.Var) else {}
@@ -86,10 +87,10 @@ def _variant(
     return tirx.PrimFunc(func.params, root_of(body), func.ret_type).with_attr("s_tir", True)
 
 
-def _scheduled(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+def _scheduled(func: tirx.PrimFunc, plan: TilePlan, dtype: str, target: Target) -> tirx.PrimFunc:
     """Schedule an adapted matmul as the family of its plan does."""
     if not is_gpu(target):
-        return schedule_cpu(func, plan)
+        return multiply_words(schedule_cpu(func, plan), plan, dtype, target)
     return (
         waiting_first(schedule_mma(func, plan, target))
         if plan.family not in SCALAR_FAMILIES
@@ -178,7 +179,9 @@ def _with_epilogue(block: SBlock, form: GenericMatmul, out: tirx.Var) -> SBlock:
     if not isinstance(block.body, tirx.BufferStore) or not block.body.buffer.same_as(out):
         return block
     i, j = block.body.indices
-    (total,) = (load for load in loads_of(block.body.value) if load.source.name.startswith("acc"))
+    total = block.body.value  # of a core without steps
+    while isinstance(total, tirx.Cast):
+        total = total.value
     where = {**unravel(form.extents, form.rows, i), **unravel(form.extents, form.columns, j)}
     rounded = total.astype(str(form.total.ty.dtype))
     own = (TensorLoad, lambda load: rounded if load.source.same_as(form.total) else load)

@@ -3,9 +3,10 @@
 As they lie: a task has ``block_n`` columns of all rows.  Packed (the kernel "panels"): a task packs
 ``reg_n`` columns, all of k, and takes them through the rows in register tiles of ``reg_m x reg_n``
 results, so that block and tile are one.  Sums over ``block_k`` elements are added up at the end:
-rounding errors grow with the length of a sum.  Where a CPU adds up products of two bfloat16 by an
-instruction (the kernel "dots"), rows and panels hold pairs.  Where there are fewer panels than
-tasks are wanted, the tiles are cut into ``split_m`` parts, each with its own copy of the panel.
+rounding errors grow with the length of a sum.  Where a CPU adds up products of neighbours by an
+instruction (the kernels of `cpu_dots`), rows and panels hold words of these.  Where there are fewer
+panels than tasks are wanted, the tiles are cut into ``split_m`` parts, each with its own copy of
+the panel.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from ...hardware import DeviceSpec
-from ...hardware.instructions import PAIR_DOT
 from ...validation import Count
+from ...workload import INTEGER_DTYPES
 from ..cpu_cost import (
     TILE_CYCLES,
     UNPACK_CYCLES,
@@ -32,10 +34,12 @@ from ..limits import core_limits, one_stage
 from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing
 from ..shape import MatmulShape, Size, rows_at
 from ..tile_plan import TilePlan
-from .matmuls import MAX_PADDING, CpuMatmul, MatmulProblem, refuses_integers
+from .cpu_dots import COUNTS, dot_families, refuses_sums, why_no_dots
+from .matmuls import MAX_PADDING, CpuMatmul, MatmulProblem
 
-FAMILY, PANELS, DOTS = FAMILIES = ("cpu_tiles", "panels", "dots")
-"""The names of the kernels: weights as they lie, packed, and packed by pairs of bfloat16."""
+FAMILY, PANELS = "cpu_tiles", "panels"
+FAMILIES = FAMILY, PANELS, *COUNTS
+"""The names of the kernels: weights as they lie, packed, and packed by words of neighbours."""
 
 REG_M = (1, 2, 4, 8)
 REG_N = (1, 2, 3, 4, 6, 8)
@@ -94,12 +98,12 @@ class CpuPlan(TilePlan):
     @property
     def packed(self) -> bool:
         """Whether tasks pack the weights that they read."""
-        return self.family in (PANELS, DOTS)
+        return self.family in (PANELS, *COUNTS)
 
     @property
     def steps(self) -> int:
-        """Elements of a part of a sum, or pairs of them."""
-        return self.block_k // 2 if self.family == DOTS else self.block_k
+        """Elements of a part of a sum, or words of them."""
+        return self.block_k // COUNTS.get(self.family, 1)
 
 
 class CpuTiles(CpuMatmul):
@@ -109,28 +113,35 @@ class CpuTiles(CpuMatmul):
     plan = CpuPlan
 
     def refuses(self, problem: MatmulProblem) -> str | None:
-        """Refuse integers, which would be added up as float32."""
-        return refuses_integers(problem, "register tiles of a CPU")
+        """Refuse integers that no instruction adds up."""
+        return refuses_sums(problem.work, problem.dev)
 
     def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of weights as they lie, then of packed ones."""
-        yield from map(Offer, _as_they_lie(problem.shape, problem.dev))
-        yield from map(Offer, _packed(problem.shape, problem.dev))
-        if _why_no_dots(problem.shape, problem.dev) is None:
-            depth = sum_length(problem.shape.k, PAIR_DOT.k)
-            for plan in _packed(problem.shape, problem.dev):
-                yield Offer(replace(plan, block_k=depth, family=DOTS))
+        shape, dev = problem.shape, problem.dev
+        exact = shape.dtype in INTEGER_DTYPES
+        if not exact:
+            yield from map(Offer, _as_they_lie(shape, dev))
+            yield from map(Offer, _packed(shape, dev))
+        fit = (f for f in dot_families(shape.dtype, dev) if why_no_dots(f, shape, dev) is None)
+        for family in islice(fit, 1):
+            depth = shape.k if exact else sum_length(shape.k, COUNTS[family])
+            for plan in _packed(shape, dev):
+                yield Offer(replace(plan, block_k=depth, family=family))
 
     def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what a core has not, and what vectors and panels do not divide."""
         own, shape, dev = CpuPlan.of(plan), problem.shape, problem.dev
+        if shape.dtype in INTEGER_DTYPES and plan.family not in COUNTS:
+            yield f"dtype is {shape.dtype}, family {plan.family!r} adds up float32"
         if own.packed:
             yield from _panel_violations(own)
-            why = _why_no_dots(shape, dev) if plan.family == DOTS else None
+            count = COUNTS.get(plan.family, 1)
+            why = why_no_dots(plan.family, shape, dev) if count > 1 else None
             if why is not None:
                 yield why
-            elif plan.family == DOTS and plan.block_k % 2:
-                yield f"block_k is {plan.block_k}, family {DOTS!r} has pairs"
+            elif plan.block_k % count:
+                yield f"block_k is {plan.block_k}, family {plan.family!r} has words of {count}"
         else:
             yield from one_stage(plan)
             if own.split_m != 1:
@@ -186,17 +197,6 @@ def _packed(shape: MatmulShape, dev: DeviceSpec) -> Iterator[CpuPlan]:
                     family=PANELS,
                     split_m=split_m,
                 )
-
-
-def _why_no_dots(shape: MatmulShape, dev: DeviceSpec) -> str | None:
-    """Return why pairs of bfloat16 are not multiplied by an instruction, if they are not."""
-    if PAIR_DOT not in dev.capabilities.matrix_instructions:
-        return f"{dev.label} has no {PAIR_DOT.name}"
-    if shape.dtype != PAIR_DOT.dtype or shape.unpacked_bytes:
-        return f"family {DOTS!r} multiplies {PAIR_DOT.dtype} that is stored as such"
-    if dev.vector_bytes // 4 != PAIR_DOT.n:
-        return f"vectors have {dev.vector_bytes} B, {PAIR_DOT.name} is used of {4 * PAIR_DOT.n}"
-    return f"k is {shape.k}, family {DOTS!r} has pairs" if shape.k % 2 else None
 
 
 def _panel_violations(plan: CpuPlan) -> Iterator[str]:

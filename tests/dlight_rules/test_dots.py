@@ -1,0 +1,152 @@
+"""Products of integers, and of bfloat16, by the instructions that CPUs have for them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from relax_fusion.estimator import choose
+from relax_fusion.estimator.families.cpu_dots import FAMILIES, word_of
+from relax_fusion.hardware.target import device_of, host_target
+from relax_fusion.report import Report
+from relax_fusion.workload import DynamicDim, NormMatmul, Projection, WeightLayout
+
+from ..support.chains import Chain, module
+from ..support.quick import loaded, machine, quick, quickly
+from ..support.slow import sampled
+from .compiled import scheduled
+from .test_contraction_panels import panels
+
+BYTES = ("int8", "uint8")
+LAYOUTS: tuple[WeightLayout, ...] = ("nk", "kn")
+
+
+def integers(dtype: str, layout: WeightLayout = "nk", k: int = 52, n: int = 33) -> NormMatmul:
+    return NormMatmul(DynamicDim("rows"), k, (Projection(n, layout),), None, dtype, "int32")
+
+
+def drawn(work: NormMatmul, rows: int) -> list[np.ndarray]:
+    """Return x and the weight, with all extremes, and rows and columns of nothing else."""
+    rng, ends = np.random.default_rng(3), np.iinfo(work.dtype)
+    shape = (work.n, work.k) if work.outputs[0].layout == "nk" else (work.k, work.n)
+    found = []
+    for each in ((rows, work.k), shape):
+        array = rng.integers(ends.min, ends.max, each, work.dtype, endpoint=True)
+        array[0], array[-1] = ends.min, ends.max
+        found.append(array)
+    return found
+
+
+def sums(work: NormMatmul, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    w = w.T if work.outputs[0].layout == "nk" else w
+    return x.astype("int32") @ w.astype("int32")
+
+
+def assert_exact(work: NormMatmul, library: tvm.runtime.Module, rows: int) -> None:
+    x, w = drawn(work, rows)
+    out = tvm.runtime.empty((rows, work.n), "int32")
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), out)
+    np.testing.assert_array_equal(out.numpy(), sums(work, x, w))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "layout", "lanes"),
+    sampled([*product(FAMILIES, BYTES, LAYOUTS, (16, 4))], 5),
+)
+def test_sums_are_exact(family: str, dtype: str, layout: WeightLayout, lanes: int) -> None:
+    """Vectors of 16 words take the instruction where there is one, of 4 not with AVX2 and more."""
+    work = integers(dtype, layout)
+    library = loaded(quickly(scheduled(work, panels(work, (3, 16), lanes, family=family), HOST)))
+    for rows in (1, 3, 7):
+        assert_exact(work, library, rows)
+
+
+HOST = quick(host_target())
+X86 = {"mtriple": "x86_64-linux-gnu"}
+ARM = {"mtriple": "aarch64-linux-gnu"}
+INSTRUCTIONS = {
+    "znver4": (X86, "int8", r"vpdpbusd.*zmm"),
+    "sapphirerapids": (X86, "uint8", r"vpdpbusd.*zmm"),
+    "alderlake": (X86, "int8", r"vpdpbusd.*ymm"),
+    "sierraforest": (X86, "int8", r"vpdpbssd.*ymm"),
+    "clearwaterforest": (X86, "uint8", r"vpdpbuud.*ymm"),
+    "skylake-avx512": (X86, "uint8", r"vpmaddwd.*zmm"),
+    "haswell": (X86, "int8", r"vpmaddwd.*ymm"),
+    "nehalem": (X86, "int8", r"\bpmaddwd.*xmm"),
+    "neoverse-n1": (ARM, "int8", r"sdot\s+v\d+\.4s"),
+    "apple-m1": (ARM, "uint8", r"udot\s+v\d+\.4s"),
+    "neoverse-v1": (ARM, "bfloat16", r"bfdot\s+v\d+\.4s"),
+}
+
+
+@pytest.mark.parametrize("mcpu", INSTRUCTIONS)
+def test_a_processor_takes_its_instruction(mcpu: str) -> None:
+    """The plan is the estimator's; the inner loop has all of the tile in registers."""
+    triple, dtype, wanted = INSTRUCTIONS[mcpu]
+    target = Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2, **triple})
+    work = integers(dtype, k=256, n=192)
+    work = replace(work, out_dtype="float32") if dtype == "bfloat16" else work
+    plan = choose(work, device_of(target), always=True).plans.plan_for(512)
+    source = tvm.compile(scheduled(work, plan, target), target=target).mod.inspect_source("asm")
+    found = [line for line in source.splitlines() if re.search(wanted, line)]
+    assert len(found) >= plan.reg_m * plan.reg_n // plan.lanes > 1
+    assert not re.search(r"(call|bl)\s+.*relax_fusion_v?[psu]|v(p?gather|p?scatter)", source)
+
+
+def test_what_no_vector_multiplies_is_left() -> None:
+    target = Target({"kind": "llvm", "mcpu": "cortex-a53", **ARM})
+    declined = choose(integers("int8"), device_of(target), always=True)
+    assert "has no instruction that adds up its products" in declined.detail
+
+
+def results(target: Target, chain: Chain, *arrays: np.ndarray) -> tuple[np.ndarray, Report]:
+    report = Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
+    vm = machine(quickly(module([chain]), pipeline, target))
+    return vm["main"](*map(tvm.runtime.tensor, arrays)).numpy(), report
+
+
+AS_BYTES = Chain(
+    "main",
+    "x[5,52]:int8 W[33,52]:int8 g[33] c[5,1]",
+    'm = R.matmul(x, R.permute_dims(W), out_dtype="int32")\n'
+    'y = R.multiply(R.multiply(R.astype(m, "float32"), g), c)',
+    "y",
+)
+
+
+@pytest.mark.parametrize("mcpu", ["", "haswell", "x86-64"])
+def test_a_module_runs_whatever_the_processor_has(mcpu: str) -> None:
+    """Scales of rows are no steps of our kernels: the rule for generic matmuls takes them along."""
+    if "x86" not in str(tvm.target.codegen.llvm_get_system_triple()):
+        pytest.skip("needs an x86 processor, which runs code for older ones")
+    target = quick(Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})) if mcpu else HOST
+    work, rng = integers("int8"), np.random.default_rng(5)
+    (x, w), (g, c) = drawn(work, 5), (rng.uniform(size=s).astype("f4") for s in ((33,), (5, 1)))
+    found, report = results(target, AS_BYTES, x, w, g, c)
+    np.testing.assert_array_equal(found, sums(work, x, w).astype("f4") * g * c)
+    plain = replace(AS_BYTES, body='y = R.matmul(x, R.permute_dims(W), out_dtype="int32")')
+    found, report = results(target, plain, x, w, g, c)
+    np.testing.assert_array_equal(found, sums(work, x, w))
+    (decision,) = report.fused
+    assert {plan.family for _, plan in decision.plans.boxes} <= {*FAMILIES}
+
+
+def test_words_have_no_other_bits_than_their_elements() -> None:
+    """Of bfloat16: what is neither rounded nor added up in another order."""
+    work = replace(integers("bfloat16", k=2, n=16), out_dtype="float32")
+    assert word_of("dots", "bfloat16") is not None
+    library = loaded(quickly(scheduled(work, panels(work, (1, 16), 16, family="dots"), HOST)))
+    x = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
+    w = np.linspace(-3, 3, 32).reshape(16, 2).astype(ml_dtypes.bfloat16)
+    out = tvm.runtime.empty((1, 16), "float32")
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), out)
+    np.testing.assert_array_equal(out.numpy(), x.astype("f4") @ w.astype("f4").T)
