@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 90_870, 528
+LIBRARY = 91_124, 529
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 65_995
+TESTS = 66_170
 """The most lines of Python in ``tests/``."""
 
 
