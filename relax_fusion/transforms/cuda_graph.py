@@ -78,16 +78,27 @@ def _calls(mod: ir.IRModule, op: str) -> list[relax.Call]:
     return [call for func in functions for call in calls_in(func, op)]
 
 
+_COLLECTIVES = tuple(
+    f"runtime.disco.{name}"
+    for name in ("allreduce", "allgather", "broadcast_from_worker0", "scatter_from_worker0")
+)
+"""Packed functions by which NCCL launches kernels, on the stream that is recorded.  It connects the
+workers in the run in front of the recording."""
+
 _VIEWS = ("relax.reshape", "relax.memory.alloc_tensor", "relax.memory.view")
 
 
 def _only_launches(mod: ir.IRModule, region: relax.Function) -> bool:
-    """Tell whether a recorded function does nothing but launch kernels and name memory."""
+    """Tell whether a recorded function only launches kernels, NCCL's as well, and names memory."""
     for block in region.body.blocks:
         for binding in block.bindings:
             call = binding.value
             if not isinstance(call, relax.Call) or is_call(call, *_VIEWS):
                 continue
+            if isinstance(call.op, relax.ExternFunc):
+                if str(call.op.global_symbol) in _COLLECTIVES:
+                    continue
+                return False
             func = mod[call.op] if isinstance(call.op, ir.GlobalVar) else None
             if not isinstance(func, tirx.PrimFunc) or _calls_the_host(func):
                 return False

@@ -271,7 +271,8 @@ def test_several_gpus_with_processes_in_their_place(run, monkeypatch) -> None:
     words = "--context 5 --cases decode"
     entry, text = run(parallel.Parallel, TINY, words, "bench_parallel-batch2-2gpus")
     assert not entry["wrong"] and not entry["failed"]
-    assert set(entry["us"]) == {"one GPU", "ours", "torch"}
+    assert set(entry["us"]) == {"one GPU", "ours", "no graph", "torch"}
+    assert entry["errors"]["ours"] == entry["errors"]["no graph"]
     assert 0 < entry["apart"] < 2e-3 and entry["sums_us"] == 4 * entry["all_reduce_us"]
     assert "| decode | 6 |" in text
 

@@ -119,6 +119,7 @@ def keys(mod: ir.IRModule, function: str) -> int:
     return names_called(mod[function]).count(ADDRESSES)
 
 
+SUM = "runtime.disco.allreduce"
 QKV, OUT, FFN = "fuse_rms_norm_matmul", "fuse_matmul_epilogue", "fuse_gated_ffn"
 
 
@@ -148,6 +149,19 @@ def test_a_step_is_one_graph() -> None:
     assert [str(dim) for dim in key.args[-1].values] == ["total_len"]
     taken = [b.value for block in mod["decode"].body.blocks for b in block.bindings]
     assert not [v for v in taken if isinstance(v, relax.TupleGetItem) and "packed" in str(v)]
+
+
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_step_of_one_of_several_workers_is_one_graph(batch: int) -> None:
+    odd = replace(TWO_LAYERS, vocab_size=97)  # whose logits are a part of what is gathered
+    mod = lowered(decode(odd, shards=2, batch=batch))
+    (found,) = regions(mod, "decode")
+    assert [n for n in kinds(found) if n in (QKV, OUT, FFN) or "disco" in n] == [
+        SUM,
+        *([QKV, OUT, SUM, FFN, OUT, SUM] * 2),
+        *(QKV, "runtime.disco.allgather"),
+    ]
+    assert names_called(mod["decode"]) == [ADDRESSES, "vm.builtin.copy"]
 
 
 @pytest.mark.parametrize("length", [8, pytest.param(None, marks=pytest.mark.slow)])
@@ -286,8 +300,9 @@ DOUBLE = MORE.replace("call_tir(cls.more", "call_tir_inplace(cls.double").replac
         ("c = R.call_pure_packed('f', b, ty_args=[R.Tensor((8,), 'float32')])", []),
         ("c = R.call_dps_packed('f', (b,), out_ty=[R.Tensor((8,), 'float32')])", []),
         (MORE.replace("more", "asks_the_host"), []),
+        ("c = R.ccl.allreduce(b, 'max')", [["add", SUM]]),
     ],
-    ids=["kernels", "in_place", "packed", "packed_dps", "packed_in_a_prim_func"],
+    ids=["kernels", "in_place", "packed", "packed_dps", "packed_in_a_prim_func", "collective"],
 )
 def test_only_launches_of_kernels_are_recorded(body: str, recorded: list[list[str]]) -> None:
     mod = steps(body, "y")

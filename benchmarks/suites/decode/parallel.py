@@ -4,11 +4,11 @@
 
 One run on a machine with as many NVIDIA GPUs.  The model is a LLaMA with random weights that all
 contenders draw alike, float16, on the GPUs.  ``one GPU`` and ``ours`` are what users call, a token
-with a full context, or a prompt.  PyTorch's step has weights cut as ours, NCCL by
-`torch.distributed`, and is a CUDA graph on each worker: ``torch`` of its operators, and
-``torch.compile`` of its compiled layers.  The floor is the bytes of a GPU at the bandwidth of a
-copy, or its operations, and two all-reduces a layer as a graph of all-reduces takes them.  The
-logits of everybody are compared with PyTorch's in float32 on the same workers.
+with a full context, or a prompt; ``no graph`` launches what a token takes one by one.  PyTorch's
+step has weights cut as ours, NCCL by `torch.distributed`, and is a CUDA graph on each worker:
+``torch`` of its operators, and ``torch.compile`` of its compiled layers.  The floor is the bytes of
+a GPU at the bandwidth of a copy, or its operations, and two all-reduces a layer as a graph of
+all-reduces takes them.  Logits are compared with PyTorch's in float32 on the same workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from relax_fusion import make_target, models
 from relax_fusion.models import LlamaConfig
 from relax_fusion.parallel import Workers
 
-OURS, TORCH = ("one GPU", "ours"), ("torch", "torch.compile")
+OURS, TORCH = ("one GPU", "ours", "no graph"), ("torch", "torch.compile")
 LEAST = {
     ("decode", 1, 2): 1.6,
     ("decode", 8, 2): 1.65,
@@ -63,20 +63,25 @@ class Library:
         Of the suite.
     step : str
         ``"decode"`` or ``"prefill"``.
-    shards : int
-        The number of workers.
+    contender : str
+        One of `OURS`.
     folder : Path
         Where it is.
     """
 
     args: Namespace
     step: str
-    shards: int
+    contender: str
     folder: Path
 
     @property
     def name(self) -> str:
-        return f"{self.step}-{self.shards}"
+        return f"{self.step} {self.contender}"
+
+    @property
+    def shards(self) -> int:
+        """The number of workers."""
+        return 1 if self.contender == "one GPU" else self.args.workers
 
     @property
     def total(self) -> int:
@@ -89,15 +94,18 @@ class Library:
 
     @property
     def path(self) -> Path:
-        return self.folder / f"{self.name}.so"
+        return self.folder / f"{self.name.replace(' ', '-')}.so"
 
 
 def built(library: Library) -> Path:
     """Return the file of a library, compiled if it is not there."""
     if not library.path.exists():
         target = make_target(library.args.target)
-        without = tuple(library.args.without)
-        pipeline = relax.get_pipeline("relax_fusion", target=target, disable=without)
+        options = {
+            "disable": tuple(library.args.without),
+            "use_cuda_graph": library.contender != "no graph",
+        }
+        pipeline = relax.get_pipeline("relax_fusion", target=target, **options)
         made = tvm.compile(library.exported.mod, target, relax_pipeline=pipeline)
         made.export_library(str(library.path))
     return library.path
@@ -181,29 +189,23 @@ class Parallel(Steps):
     def facts(self, item: str) -> Entry:
         args = self.args
         known = {name: getattr(args, name) for name in self.key if hasattr(args, name)}
-        return known | {"step": item, "tokens": self.library(item, 1).total}
+        return known | {"step": item, "tokens": self.library(item, "one GPU").total}
 
     def absent(self, item: str) -> Sequence[str]:
-        return TORCH[1:] if self.args.no_compile else ()
+        left = ("torch.compile",) if self.args.no_compile else ()
+        return left if item == "decode" else (*left, "no graph")
 
     @cached_property
     def folder(self) -> Any:
         return tempfile.TemporaryDirectory()
 
-    def library(self, item: str, shards: int) -> Library:
-        return Library(self.args, item, shards, Path(self.folder.name))
-
-    def shards(self, name: str) -> int:
-        """Return how many workers a contender has."""
-        return 1 if name == "one GPU" else self.args.workers
+    def library(self, item: str, contender: str = "ours") -> Library:
+        return Library(self.args, item, contender, Path(self.folder.name))
 
     def prepare(self, items: Sequence[str]) -> None:
         """Compile all libraries at once."""
         needed = [
-            self.library(item, self.shards(name))
-            for item in items
-            for name in OURS
-            if name in self.asked(item)
+            self.library(item, name) for item in items for name in self.asked(item) if name in OURS
         ]
         building.fill_cache(built, needed)
 
@@ -223,25 +225,24 @@ class Parallel(Steps):
             exact = logits.pop("exact")
             errors = {name: steps.error(value, exact) for name, value in logits.items()}
             found |= self.judged(errors, "float16")
-        if set(OURS) <= set(logits):
+        if {"one GPU", "ours"} <= set(logits):
             found["apart"] = steps.error(logits["ours"], logits["one GPU"])
         return {**found, **self.floor(item, found.get("all_reduce_us", 0.0)), "errors": errors}
 
-    def job(self, item: str, shards: int) -> Any:
+    def job(self, library: Library) -> Any:
         """Return what workers are told of a step."""
         from benchmarks.suites.decode.shard import Job
 
-        library = self.library(item, shards)
-        return Job(replace(library.exported, mod=None), item, library.total, DEVICE)
+        return Job(replace(library.exported, mod=None), library.step, library.total, DEVICE)
 
     def of_ours(self, item: str, name: str, found: Entry) -> Any:
         """Time ours on one worker or on all; return the logits."""
         from benchmarks.suites.decode import shard
 
-        count = self.shards(name)
-        library, job = built(self.library(item, count)), self.job(item, count)
-        with started(count, DEVICE, self.args.limit) as workers:
-            return self.noted(workers.call(shard.ours, job, str(library)), name, found)
+        library = self.library(item, name)
+        path, job = built(library), self.job(library)
+        with started(library.shards, DEVICE, self.args.limit) as workers:
+            return self.noted(workers.call(shard.ours, job, str(path)), name, found)
 
     def of_torch(self, item: str, names: Sequence[str], found: Entry) -> dict[str, Any]:
         """Time PyTorch's; return logits by name, exact ones among them."""
@@ -253,7 +254,7 @@ class Parallel(Steps):
                 tempfile.TemporaryDirectory() as folder,
                 started(self.args.workers, "cpu", self.args.limit) as workers,
             ):
-                job = self.job(item, self.args.workers)
+                job = self.job(self.library(item))
                 answers = workers.call(shard.begin_torch, job, f"{folder}/store")
                 for name in ("exact", "eager"):
                     logits[name] = torch.from_numpy(answers[0][name])
@@ -281,10 +282,10 @@ class Parallel(Steps):
 
     def floor(self, item: str, all_reduce_us: float) -> Entry:
         """Return the least time of a step on all workers, and what it consists of."""
-        library = self.library(item, self.args.workers)
+        library = self.library(item)
         batch, count = self.args.batch, self.args.workers
         moved = steps.floor_bytes(library.exported, batch, library.total)
-        whole = self.library(item, 1).exported
+        whole = self.library(item, "one GPU").exported
         flops = floor_flops(whole, batch, library.total) / count if item == "prefill" else 0
         work = floor_us(moved, flops, self.session.ceilings["copy_tb_s"])
         sums = 2 * self.args.layers * all_reduce_us
