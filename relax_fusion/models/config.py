@@ -18,6 +18,7 @@ from pydantic import Field, InstanceOf
 from ..errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from ..validation import Count, Natural, check, read, shown
 from .decoders import ARCHITECTURES, MODEL_TYPES, decoder_fields
+from .expert_config import MAX_WIDTH, Experts, Width
 from .rope import Positive, RopeScaling
 
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
@@ -26,10 +27,6 @@ Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 Layers = Annotated[Count, Field(le=10_000)]
 """A number of layers: each is a part of the module, so that a typing error would fill the
 memory."""
-
-MAX_WIDTH = 2**24
-Width = Annotated[Count, Field(le=MAX_WIDTH)]
-"""A number of features or heads: with more, a weight's elements could not be counted."""
 
 Epsilon = Annotated[float, Field(ge=0, le=1)]
 EndTokens = Annotated[tuple[Natural, ...], Field(alias="eos_token_id")]
@@ -45,7 +42,7 @@ _Family = TypeVar("_Family", "LlamaConfig", "GPT2Config", "BertConfig")
 class LlamaConfig:
     """A decoder like LLaMA: RMSNorm, rotary positions, grouped-query attention, gated FFN.
 
-    Qwen 2 and 3, Mistral, Phi-3, Gemma 2 and 3 differ from LLaMA in these fields:
+    Qwen 2 and 3, Mistral, Mixtral, Phi-3, Gemma 2 and 3 differ from LLaMA in these fields:
 
     Parameters
     ----------
@@ -69,6 +66,8 @@ class LlamaConfig:
         Whether the results of attention and FFN are normalised, too, before they are added.
     merged_checkpoint : bool
         Whether a checkpoint holds the merged projections as we do.
+    experts : Experts, optional
+        Those that layers have in the place of their feed-forward network.
     """
 
     family: ClassVar[str] = "llama"
@@ -100,6 +99,7 @@ class LlamaConfig:
     norm_offset: bool = False
     post_norms: bool = False
     merged_checkpoint: bool = False
+    experts: InstanceOf[Experts] | None = None
 
     def __post_init__(self) -> None:
         check(self, ConfigError, "LLaMA config")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import shown
+from .expert_config import Experts
 from .rope import RopeScaling
 
 Data = Mapping[str, Any]
@@ -84,6 +85,37 @@ def _mistral(data: Data) -> Fields:
     """Read one window for all layers."""
     window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
     return {"windows": _repeated(window, layers), **_rope(data)}
+
+
+_EXPERTS = (
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "output_router_logits"),
+    *("router_aux_loss_coef", "router_jitter_noise"),
+)
+
+
+def _count(data: Data, default: int) -> Any:
+    """Read the number of experts in the spellings of transformers 4 and 5."""
+    return data.get("num_local_experts", data.get("num_experts", default))
+
+
+def _mixtral(data: Data) -> Fields:
+    chosen, wide = data.get("num_experts_per_tok"), data.get("intermediate_size")
+    experts: Any = (_count(data, 8), chosen, wide, True, (), "mixtral")
+    return {"experts": Experts(*experts), **_mistral(data)}
+
+
+def _qwen3_moe(data: Data) -> Fields:
+    """Read which layers have experts, and how many."""
+    layers, every = data.get("num_hidden_layers"), data.get("decoder_sparse_step")
+    dense = list(data.get("mlp_only_layers") or ())
+    if not isinstance(every, int) or every < 1:
+        raise ConfigError(f"decoder_sparse_step is {shown(every)}; must be an integer from 1 on")
+    if isinstance(layers, int) and layers <= 10_000:
+        dense += [n for n in range(layers) if (n + 1) % every and n not in dense]
+    names = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    chosen, wide, renormalised = (data.get(name) for name in names)
+    experts: Any = (_count(data, 128), chosen, wide, renormalised, tuple(dense))
+    return {"experts": Experts(*experts), **_qwen3(data)}
 
 
 def _phi3(data: Data) -> Fields:
@@ -204,6 +236,7 @@ class _Family:
 
 _SLIDING = ("sliding_window", "layer_types")
 _QWEN = (*_SLIDING, "use_sliding_window", "max_window_layers")
+_SPARSE = (*("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),)
 _GEMMA = (
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "attention_bias"),
     *("final_logit_softcapping", *_SLIDING),
@@ -224,6 +257,30 @@ _FAMILIES = (
     _Family(
         *("Qwen3ForCausalLM", "qwen3", (*_QWEN, "attention_bias"), _qwen3),
         {"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    _Family(
+        *("MixtralForCausalLM", "mixtral"),
+        ("sliding_window", *_EXPERTS),
+        _mixtral,
+        {
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    _Family(
+        *("Qwen3MoeForCausalLM", "qwen3_moe"),
+        (*_QWEN, *_EXPERTS, "attention_bias", *_SPARSE),
+        _qwen3_moe,
+        {
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+        },
     ),
     _Family("Phi3ForCausalLM", "phi3", _SLIDING, _phi3, {"rms_norm_eps": 1e-5}),
     _Family(

@@ -196,6 +196,14 @@ class Recipe:
     cut: Cut | None = None
 
 
+class ExpertLinear(nn.Linear):
+    """The weights of experts, one after the other as rows of one matrix."""
+
+
+class Router(nn.Linear):
+    """What scores experts, which is never quantised: others would be chosen."""
+
+
 FORM, WHOLE = "form", "whole"
 """Attributes of the parameters: the format, and the shape of the weight as a checkpoint has it."""
 
@@ -250,8 +258,11 @@ class _Quantizer(nn.Mutator):
         self.quantization = quantization
 
     def visit_module(self, name: str, node: nn.Module) -> Any:
-        if isinstance(node, nn.Linear):
-            return QuantizedLinear(node, self.quantization.packed)
+        if isinstance(node, Router):
+            return node
+        if isinstance(node, nn.Linear):  # rows of experts stay together
+            whole, rows = self.quantization.packed, self.quantization.table
+            return QuantizedLinear(node, rows if isinstance(node, ExpertLinear) else whole)
         if isinstance(node, Embedding):
             return QuantizedEmbedding(node, self.quantization.table)
         return self.visit(name, node)

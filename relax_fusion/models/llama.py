@@ -10,6 +10,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from . import kv_cache
 from .config import LlamaConfig
+from .experts import LlamaExperts, expert_recipes
 from .kv_cache import Cache
 from .layers import (
     OffsetRMSNorm,
@@ -132,7 +133,8 @@ class LlamaLayer(nn.Module):
         if config.post_norms:
             self.pre_feedforward_layernorm = _norm(config, hidden)
             self.post_feedforward_layernorm = _norm(config, hidden)
-        self.mlp = LlamaMLP(config, shards)
+        experts = config.experts.at(layer) if config.experts else None
+        self.mlp = LlamaExperts(config, experts) if experts else LlamaMLP(config, shards)
 
     def forward(
         self, x: Tensor, cache: Cache, place: Place, angles: Angles
@@ -256,7 +258,8 @@ def _places(config: LlamaConfig, layer: str, shards: Shards) -> Places:
 
 def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:
     """Return how the merged projections of a layer are made of those that a checkpoint holds."""
-    attn, mlp, found = f"{layer}.self_attn", f"{layer}.mlp", {}
+    attn, mlp, found = f"{layer}.self_attn", f"{layer}.mlp", dict[str, Recipe]()
+    experts = config.experts.at(int(layer.rpartition(".")[2])) if config.experts else None
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     wide = config.intermediate_size
     for kind in ("weight", "bias"):
@@ -264,7 +267,8 @@ def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:
             found[f"{attn}.qkv_proj.{kind}"] = Recipe(
                 tuple(f"{attn}.{part}_proj.{kind}" for part in "qkv"), rows=(query, kv, kv)
             )
-        found[f"{mlp}.gate_up_proj.{kind}"] = Recipe(
-            tuple(f"{mlp}.{part}_proj.{kind}" for part in ("gate", "up")), rows=(wide, wide)
-        )
-    return found
+        if experts is None:
+            found[f"{mlp}.gate_up_proj.{kind}"] = Recipe(
+                tuple(f"{mlp}.{part}_proj.{kind}" for part in ("gate", "up")), rows=(wide, wide)
+            )
+    return found | (expert_recipes(config, experts, layer) if experts else {})

@@ -158,6 +158,8 @@ def checked_shards(config: Config, shards: Any) -> Shards:
         return Shards()
     if isinstance(config, BertConfig):
         raise ConfigError(f"shards is {count}; an encoder cannot be spread over workers")
+    if isinstance(config, LlamaConfig) and config.experts:
+        raise ConfigError(f"shards is {count}; experts cannot be spread over workers")
     for what, size in (
         ("attention heads", config.num_heads),
         ("features of the feed-forward network", config.intermediate_size),

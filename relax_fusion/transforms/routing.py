@@ -142,16 +142,24 @@ class _Region:
             if var in self.inside or not _is_step(view, var):
                 continue
             outside = [r for r in view.reads[var] if r in view.index and r not in self.inside]
-            late = any(view.index[r] > view.index[seed] and not self._follows(r) for r in outside)
-            if var is not seed and late:
+            if var is not seed and not all(self._follows(r, seed) for r in outside):
                 continue
             self.inside[var] = None
             waiting += [r for r in view.reads[var] if r in view.index]
             waiting += [u for u in view.uses(var) if view.index[u] > view.index[var]]
 
-    def _follows(self, var: relax.Var) -> bool:
-        """Tell whether a value is computed of the region, and of nothing else that comes late."""
-        return _is_step(self.view, var)
+    def _follows(self, var: relax.Var, seed: relax.Var) -> bool:
+        """Tell whether a value is there before the choice, or computed of it by steps alone."""
+        waiting, index, seen = [var], self.view.index, set[relax.Var]()
+        while waiting:
+            each = waiting.pop()
+            if each in seen or each in self.inside or index.get(each, -1) <= index[seed]:
+                continue
+            if not _is_step(self.view, each):
+                return False
+            seen.add(each)
+            waiting += self.view.reads[each]
+        return True
 
     def _readers(self, var: relax.Var) -> list[relax.Var]:
         return [u for u in self.view.uses(var) if u not in self.inside]

@@ -66,6 +66,8 @@ LAUNCHES = {
     "Qwen3": 6,
     "Gemma2": 6,
     "Gemma3Text": 6,
+    "Mixtral": 8,
+    "Qwen3Moe": 8,
 }
 """Kernels of a layer, that of the cache among them."""
 
@@ -84,7 +86,9 @@ def test_every_chain_is_fused(name: str, dtype: str) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 512}
     if name in ("Qwen2", "Qwen3"):
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
-    elif name in ("Mistral", "Phi3"):
+    elif name == "Qwen3Moe":
+        fields |= {"use_sliding_window": True, "mlp_only_layers": None}
+    elif name in ("Mistral", "Phi3", "Mixtral"):
         del fields["layer_types"]
     exported = export(config_from_dict(config_of(name, **fields, **wide)), dtype=dtype)
     report = Report()
@@ -118,13 +122,13 @@ def test_windows_of_layers() -> None:
 def test_defaults_of_short_configs() -> None:
     short = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
     short |= {"num_attention_heads": 32}
-    for kind in ("Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2", "Gemma3Text"):
+    for kind in ("Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2", "Gemma3Text", "Mixtral"):
         reference = getattr(transformers, f"{kind}Config")(**short)
         model_type = "gemma3_text" if kind == "Gemma3Text" else kind.lower()
         config = config_from_dict(short | {"model_type": model_type})
         assert config.norm_eps == reference.rms_norm_eps
         assert config.num_kv_heads == reference.num_key_value_heads
-        assert config.head_dim == getattr(reference, "head_dim", 64 // 32)
+        assert config.head_dim == (getattr(reference, "head_dim", None) or 64 // 32)
         assert config.tie_word_embeddings == reference.tie_word_embeddings
         window = None if kind.startswith("Q") else reference.sliding_window
         assert config.window(0) == window
@@ -144,6 +148,8 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
     "name, changes, message",
     [
         ("Qwen2", {"num_experts": 8}, "qwen2 with num_experts 8 is not supported"),
+        ("Mixtral", {"num_experts_per_tok": 9}, "is 9; must be at most the 6 experts"),
+        ("Qwen3Moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
         ("Phi3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": None}, "'longrope'"),

@@ -23,6 +23,7 @@ from relax_fusion.models import (
     load_weights,
     random_weights,
 )
+from relax_fusion.models.expert_config import Experts
 
 from ..support import models
 from ..support.quantised_functions import called, lowered
@@ -45,6 +46,7 @@ CONFIGS = {
     "llama": TINY,
     "tied": replace(TINY, tie_word_embeddings=True, attention_bias=True),
     "normed": replace(TINY, qk_norm=True, post_norms=True, norm_offset=True, head_dim=40),
+    "experts": replace(TINY, experts=Experts(4, 2, 48)),
     "gpt2": GPT2,
     "bert": BERT,
 }
@@ -63,7 +65,13 @@ def quantised_in_place(model, name: str):
     """Give a model of torch the weights that its quantised ones are decoded to."""
     with torch.no_grad():
         for key, value in model.named_parameters():
-            if value.ndim == 2:
+            if value.ndim == 3:  # of experts, whose rows stay together
+                w = value.reshape(-1, value.shape[-1]).numpy()
+                new = dequantize(
+                    *quantize(w, format := name.replace("_0", "_1")), format, w.shape[1]
+                )
+                value.copy_(torch.from_numpy(new.astype("float32")).reshape(value.shape))
+            elif value.ndim == 2 and not key.endswith("mlp.gate.weight"):
                 turned = any(part in key for part in ("c_attn", "c_proj", "c_fc"))
                 w = (value.T if turned else value).numpy()
                 is_table = any(table in key for table in TABLES)
@@ -81,11 +89,12 @@ def test_projections_and_tables_are_stored_quantised(config: str, name: str) -> 
     assert (stored.dtype, stored.quantization) == (QUANTIZATIONS[name].dtype, name)
     by_name = {p.name: p for p in stored.params}
     for weight, spec in dense.items():
-        if len(spec.shape) == 1 or "rope" in weight:
+        if len(spec.shape) == 1 or "rope" in weight or weight.endswith("mlp.gate.weight"):
             assert by_name.pop(weight).shape == spec.shape
             continue
         q = QUANTIZATIONS[name]
-        format = q.table if any(table in weight for table in TABLES) else q.packed
+        rows = any(table in weight for table in TABLES) or (config == "experts" and "mlp" in weight)
+        format = q.table if rows else q.packed
         n, k = spec.shape
         wanted = format.operands("w", format.along((n, n), k))
         parts = [weight.replace("weight", f"q_{part}") for part in ("weight", "scale")]
@@ -104,7 +113,8 @@ def test_no_launch_is_for_decoding(config: str, name: str, target: str) -> None:
     func = lowered(mod, target, phases=3, report=report)[exported.functions[-1]]
     assert "dequantize" not in [c.args[0].name_hint for c in called(func)]
     found = [d for d in report.fused if "matmul" in d.spelling or "silu" in d.spelling]
-    assert found and all("packed" in d.spelling for d in found)
+    routers = config == "experts"  # are not quantised
+    assert found and sum("packed" not in d.spelling for d in found) == routers
     # FuseChains tells that it would decode a weight, and leaves that to the others
     heads = {"FuseAttentionChain"}  # of 8 features, which on a GPU no kernel but a scalar one takes
     why = "kernels of the family have no norm of heads behind a projection"
@@ -118,8 +128,10 @@ def test_no_launch_is_for_decoding(config: str, name: str, target: str) -> None:
         (partial(models.llama, tie_word_embeddings=True), "q4f32_1"),
         (partial(models.llama, tie_word_embeddings=True), "q3f16_0"),
         (models.gpt2, "q8f16_1"),
+        (partial(models.decoder, "Mixtral"), "q4f32_1"),
+        (partial(models.decoder, "Qwen3Moe"), "q4f16_0"),
     ],
-    ids=("llama-q4f32_1", "llama-q3f16_0", "gpt2-q8f16_1"),
+    ids=("llama-q4f32_1", "llama-q3f16_0", "gpt2-q8f16_1", "mixtral-q4f32_1", "qwen-q4f16_0"),
 )
 @pytest.mark.slow
 def test_logits_are_those_of_the_decoded_weights(tmp_path, make, name: str) -> None:

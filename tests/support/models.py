@@ -69,11 +69,23 @@ def llama(**changes) -> transformers.PreTrainedModel:
     return randomize(transformers.LlamaForCausalLM(config))
 
 
+_EAGER = {"experts_implementation": "eager"}  # the others multiply no float64
 DECODERS = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
     "Mistral": {"head_dim": 32, "sliding_window": 5},
     "Phi3": {"sliding_window": 5},
+    "Mixtral": {"head_dim": 32, "num_local_experts": 6, **_EAGER},
+    "Qwen3Moe": {
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 2,
+        "mlp_only_layers": [1],
+        **_EAGER,
+    },
     "Gemma2": {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24},
     "Gemma3Text": {
         "head_dim": 32,

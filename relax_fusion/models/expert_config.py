@@ -1,0 +1,52 @@
+"""What a ``config.json`` says of a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..errors import ConfigError
+from ..validation import Count, Natural, check
+
+MAX_WIDTH = 2**24
+Width = Annotated[Count, Field(le=MAX_WIDTH)]
+"""A number of features or heads: with more, a weight's elements could not be counted."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer, in the place of its feed-forward network.
+
+    Parameters
+    ----------
+    count, chosen : int
+        How many there are, and how many each token goes to.
+    features : int
+        What the feed-forward network of one is wide.
+    renormalised : bool
+        Whether the shares of a token's experts are divided by their sum.
+    dense_layers : tuple of int
+        Layers that have none.
+    names : {"qwen", "mixtral"}
+        Whose names their weights have in a checkpoint.
+    """
+
+    count: Count
+    chosen: Count
+    features: Width
+    renormalised: bool = True
+    dense_layers: tuple[Natural, ...] = ()
+    names: Literal["qwen", "mixtral"] = "qwen"
+
+    def at(self, layer: int) -> Experts | None:
+        """Return the experts of a layer, if it has some."""
+        return None if layer in self.dense_layers else self
+
+    def __post_init__(self) -> None:
+        check(self, ConfigError, "experts")
+        if self.chosen > self.count:
+            raise ConfigError(
+                f"num_experts_per_tok is {self.chosen}; must be at most the {self.count} experts"
+            )
