@@ -22,7 +22,8 @@ REDUCTION = 3
 """TVM's kind of an operator that is computed together with what it reads."""
 
 LONG, FEW, MOST_PARTS = 8192, 64, 512
-"""An axis of so many elements is searched in parts, of so few rows, in as many parts at most."""
+"""An axis of so many elements is searched in parts, of so few rows, in as many parts of all rows at
+most: each is a block of threads of a GPU."""
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -269,9 +270,10 @@ def _parts_of(x: relax.Expr, axis: Any) -> tuple[int, int]:
     if axis is None or len(shape) != x.ty.ndim or int(axis) % x.ty.ndim != x.ty.ndim - 1:
         return 1, 0
     *rows, n = shape
-    if n < LONG or math.prod(rows) > FEW:
+    count = math.prod(rows)
+    if n < LONG or not 0 < count <= FEW:
         return 1, n
-    parts = next(parts for parts in range(MOST_PARTS, 0, -1) if n % parts == 0)
+    parts = next(parts for parts in range(MOST_PARTS // count, 0, -1) if n % parts == 0)
     return parts, n // parts
 
 

@@ -167,13 +167,18 @@ def _some(a: tirx.Expr, b: int) -> tirx.Expr:
     return tirx.max(tirx.min(a, int32(b)), int32(1))
 
 
+FIRST = -2
+"""`Schedule.compute_at` puts a block in front of the others by this index."""
+
+
 def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:
     """Give the norm of a contraction, with the addition in front of it, a kernel of its own.
 
     rewrite: ``for i: for j: sum``; ``for i: for r: square``; ``for i: for j: norm`` ->
     ``for i: bind block: for t: bind thread: sum, square, norm of every threads-th vector``
 
-    A thread has the same elements in every step, so what it reads again it wrote itself.
+    A thread has the same elements in every step, so what it reads again it wrote itself.  What it
+    multiplies by and adds is on its way while the statistics are added up.
     """
     names = verbs.block_names(sch.mod["main"])
     stages = (POST_NORM, "x_sum", "mean_sum", "square_sum", "x_norm")
@@ -181,17 +186,41 @@ def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:
     row = sch.get_loops(blocks[0])[0]
     verbs.chain_rows(sch, blocks[1:], row)
     sch.bind(row, "blockIdx.x")
+    if len(blocks) > 1:
+        _load_factors(sch, blocks[-1], row, threads)
     for block in blocks:
         if sch.get(block).init is not None:
             sch.set_scope(block, 0, "shared")
         _spread(sch, block, threads)
 
 
+def _load_factors(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, threads: int) -> None:
+    """Load gamma, and beta, into registers in front of all else that is done for a row."""
+    reads = sch.get(block).reads
+    x, last = reads[0].source, reads[0].region[-1].min
+    for index, region in enumerate(reads):
+        if region.source.same_as(x) or not region.region[-1].min.same_as(last):
+            continue
+        lanes = gcd(
+            int(x.ty.shape[-1]), VECTOR_LOAD_BYTES // DTYPE_BYTES[str(region.source.ty.dtype)]
+        )
+        copy = sch.cache_read(block, index, "local", [block])
+        sch.compute_at(copy, row, preserve_unit_loops=True, index=FIRST)
+        turn, thread, lane = sch.split(sch.get_loops(copy)[-1], [None, threads, lanes])
+        sch.bind(thread, "threadIdx.x")
+        sch.unroll(turn)
+        sch.vectorize(lane)
+
+
 def _spread(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
     """Spread the last loop of a block over the threads, a vector at a time."""
     found = sch.get(block)
     last = found.iter_vars[-1].var
-    along = [i for i, r in enumerate(found.reads) if r.region[-1].min.same_as(last)]
+    along = [
+        i
+        for i, r in enumerate(found.reads)
+        if r.region[-1].min.same_as(last) and r.source.scope() == "global"
+    ]
     stores = found.init is None
     regions = [*(found.reads[i] for i in along), *(found.writes if stores else ())]
     widest = max(DTYPE_BYTES[str(region.source.ty.dtype)] for region in regions)
