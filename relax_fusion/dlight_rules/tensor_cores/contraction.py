@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import gcd
 
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
