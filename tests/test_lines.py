@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 91_337, 531
+LIBRARY = 91_369, 531
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 66_203
