@@ -1,8 +1,9 @@
-"""The choice of experts: all steps of a row in one iteration, or in one thread."""
+"""The choice of experts: all steps of a row in one iteration, or in one block of a GPU."""
 
 from __future__ import annotations
 
 import re
+from math import prod
 
 from tvm import s_tir, tirx
 from tvm.target import Target
@@ -11,14 +12,15 @@ from ..hardware.target import is_gpu
 
 _ROWS = re.compile(r"_rows(\d+)")
 
-THREADS = 32
-"""Threads of a block of a GPU, each of which has a row: steps wait for no other thread."""
+LEAST_THREADS, MOST_THREADS = 32, 256
+"""Threads of a block of a GPU: as many as a row is wide, within these bounds."""
 
 
 def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """Return the function with one loop over rows, of which ``_rows{n}`` in names tells the loops.
 
-    A step begins where the one in front ends, for each row.
+    A step begins where the one in front ends, for each row.  On a GPU, a block has a row, whose
+    elements are those of its threads; what a step makes for the next is in shared memory.
     """
     sch = s_tir.Schedule(func)
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
@@ -29,13 +31,35 @@ def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         rows.append(sch.fuse(*loops[:count]) if count > 1 else loops[0])
     row = sch.merge(*rows) if len(rows) > 1 else rows[0]
     if is_gpu(target):
-        block, thread = sch.split(row, [None, THREADS])
-        sch.bind(block, "blockIdx.x")
-        sch.bind(thread, "threadIdx.x")
+        sch.bind(row, "blockIdx.x")
+        _over_threads(sch, blocks, {param.name for param in func.params})
     else:
         sch.parallel(row)
-    outputs = {param.name for param in sch.mod["main"].params}
-    for each in blocks:
-        if is_gpu(target) and sch.get(each).name_hint not in outputs:
-            sch.set_scope(each, 0, "local")
     return sch.mod["main"].with_attrs({"tirx.is_scheduled": 1, "op_pattern": 8})
+
+
+def _over_threads(sch: s_tir.Schedule, blocks: list[object], params: set[str]) -> None:
+    """Give threads the elements that a step makes of a row, or those of which it makes one."""
+    steps = [_loops(sch, block) for block in blocks]
+    widest = max(prod(int(sch.get(x).extent) for x in spatial) for spatial, _ in steps)
+    threads = min(max(LEAST_THREADS, 1 << (widest - 1).bit_length()), MOST_THREADS)
+    for block, (spatial, reduced) in zip(blocks, steps, strict=True):
+        last, is_output = block, sch.get(block).name_hint in params
+        makes_one = prod(int(sch.get(x).extent) for x in spatial) == 1
+        loops = reduced if makes_one and reduced else spatial
+        if loops:
+            _, thread = sch.split(sch.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])
+            sch.bind(thread, "threadIdx.x")
+            if loops is spatial and reduced:
+                last = sch.cache_write(block, 0, "local")
+                sch.reverse_compute_at(last, thread)
+        if not is_output:
+            sch.set_scope(last, 0, "shared")
+
+
+def _loops(sch: s_tir.Schedule, block: object) -> tuple[list[object], list[object]]:
+    """Return the loops of a step over what it makes of a row, and over what it makes that of."""
+    _, *loops = sch.get_loops(block)
+    kinds = [v.iter_type for v in sch.get(block).iter_vars][-len(loops) or None :]
+    spatial = [x for x, kind in zip(loops, kinds, strict=False) if kind != tirx.IterVar.CommReduce]
+    return spatial, [x for x in loops if x not in spatial]

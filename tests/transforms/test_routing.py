@@ -13,6 +13,7 @@ from tvm.target import Target
 
 from relax_fusion import make_target
 from relax_fusion.transforms.routing import RouteExperts
+from relax_fusion.tvm_ir import structural_map
 
 from ..support.quick import machine, quick_host, quickly
 
@@ -122,10 +123,29 @@ def test_other_choices_are_left(make: Make, experts: int) -> None:
     assert fused(mod).same_as(mod)
 
 
+def step_by_step(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel of a GPU whose blocks and threads are loops, one step after the other."""
+
+    def serial(loop: tirx.For) -> tirx.For:
+        kind = tirx.ForKind.SERIAL if loop.thread_binding is not None else loop.kind
+        return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body)
+
+    return func.with_body(structural_map(func.body, (tirx.For, serial), order="post"))
+
+
 @pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups])
-def test_gpus_have_one_launch(make: Make) -> None:
-    target = make_target("h200")
-    mod = fused(module(make, tirx.Var("n", "int64")), target)
-    (func,) = (f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
-    assert func.script().count('thread="blockIdx.x"') == 1
+@pytest.mark.parametrize("experts", [EXPERTS, 60, 300])
+def test_a_block_of_a_gpu_has_a_row(make: Make, experts: int) -> None:
+    if make is by_groups and experts != EXPERTS:
+        return
+    target, n = make_target("h200"), tirx.Var("n", "int64")
+    mod = fused(module(make, n, experts), target)
+    (gvar, func) = next(x for x in mod.functions_items() if isinstance(x[1], tirx.PrimFunc))
+    text = func.script()
+    assert text.count('thread="blockIdx.x"') == 1 and 'scope="shared"' in text
     tvm.tirx.build(func.with_attr("global_symbol", "main"), target)
+    mod.update_func(gvar, step_by_step(func))
+    x = np.random.default_rng(2).standard_normal((5, experts)).astype("float32")
+    wanted = run(module(make, n, experts), x)
+    for got, want in zip(run(mod, x), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
