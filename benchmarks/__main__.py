@@ -30,6 +30,7 @@ SUITES = {
             "chains.suite:Chains",
             "matmuls in one kernel, apart, and torch (GPU)",
         ),
+        "experts": ("experts:Experts", "layers of experts against torch (GPU)"),
         "encoders": (
             "encoders:Encoders",
             "BERT, GPT-2, ViT, Whisper whole, against torch.compile (GPU)",
@@ -64,6 +65,7 @@ SUITES = {
         ),
         "attention": ("judge.attention:JudgeAttention", "the same for attention (GPU)"),
         "chains": ("judge.chains:JudgeChains", "the same for chains, random ones too (GPU)"),
+        "experts": ("judge.experts:JudgeExperts", "the same for matmuls by experts (GPU)"),
         "choices": ("judge.choices:JudgeChoices", "what ranges lose by price, and choosing's time"),
         "families": ("judge.families:JudgeFamilies", "what is lost without each family? (GPU)"),
         "feasibility": ("judge.feasibility:JudgeFeasibility", "do generated kernels fit a block?"),

@@ -25,6 +25,7 @@ from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
+from relax_fusion.estimator.families.triton_experts import ExpertPlan
 from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
@@ -177,6 +178,19 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
             plan("flash", 128, 128, 64, num_stages=2, num_warps=12),
             AttentionPlan(16, 64, 64, groups=8, num_warps=8, family="groups"),
             AttentionPlan(*(64, 128, 64), groups=2, num_stages=2, num_warps=8, family="halves"),
+        ],
+    ),
+    "TritonExperts": (
+        ExpertMatmul(
+            *(ROWS, 4, 2, 32, 16, "nk", "float16", "float16"),
+            each=True,
+            bias=True,
+            share="float32",
+            residual=True,
+        ),
+        [
+            ExpertPlan(1, 4, 256, num_warps=1, family="expert_pairs"),
+            ExpertPlan(16, 64, 64, num_stages=4, num_warps=4, family="expert_tiles"),
         ],
     ),
     "Generated": (

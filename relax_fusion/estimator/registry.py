@@ -29,6 +29,7 @@ from .families.fma_tiles import FmaTiles
 from .families.generated.family import Generated
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
+from .families.triton_experts import TritonExperts
 from .families.triton_matmul.family import TritonMatmul
 from .families.words import Words
 from .family import Backend, KernelFamily, Offer, Option, check_attributes
@@ -42,7 +43,7 @@ FAMILIES: list[Family] = [
     *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles(), FmaAttention()),
     *(Words(), CpuTiles(), CpuAttention(), CpuProducts(), CpuGenerated()),
-    Experts(),
+    *(TritonExperts(), Experts()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
 

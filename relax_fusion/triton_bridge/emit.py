@@ -14,6 +14,7 @@ from tvm.target import Target
 from ..compute import description, dims_of, within
 from ..errors import KernelError, LoweringError
 from ..estimator.families.generated.plan import GeneratedPlan
+from ..estimator.families.triton_experts import ExpertPlan
 from ..estimator.ranges import served
 from ..estimator.registry import is_launched
 from ..estimator.shape import most_rows
@@ -34,6 +35,7 @@ from .attention import attention_cases, empty_cases
 from .attention_call import Appended, Case
 from .compile import Made, try_kernels
 from .contraction import contraction_steps
+from .experts import expert_steps
 from .generated.launch import generated_steps
 from .launches import AnyStep, FixedWeights, SourceStep, Step
 from .operands import named_operands
@@ -116,7 +118,10 @@ class Fused:
         if isinstance(self.work, Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
-        assert not isinstance(self.work, ExpertMatmul), "kernels of experts are TIR"
+        if isinstance(self.work, ExpertMatmul):
+            assert isinstance(plan, ExpertPlan), plan
+            steps = expert_steps(self.work, plan, self.inputs, most, dev, workspaces)
+            return [(True, [*steps])]
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
         known = zip(self.inputs, fixed.arguments, strict=True)
         weights = FixedWeights([v for v, k in known if k], fixed.leads)

@@ -7,21 +7,25 @@ results of a token's pairs are added.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from ..errors import LoweringError
-from ..estimator.tile_plan import TilePlan
+from ..estimator.families.triton_experts import PAIRS, TILES, ExpertPlan
+from ..hardware import DeviceSpec
 from ..launch.arguments import Workspace
+from ..workload import DynamicDim, ExpertMatmul
 from .kernel import KernelOptions
 from .kernels.expert_order import TILE_FIELDS, expert_order
 from .kernels.expert_pairs import expert_pairs
 from .kernels.expert_sum import expert_sum
 from .kernels.expert_tiles import expert_tiles
 from .kernels.experts import ExpertForm, ExpertTensors, ExpertTile
-from .launches import GROUP_M, Step, ceil_div
+from .launches import FEW_ROWS, GROUP_M, Step, fewer
+from .operands import named_operands
 
 ORDER_BLOCK, ORDER_WARPS = 1024, 4
 """Pairs that a program of `expert_order` looks at together, and its warps; of many pairs, four
@@ -35,6 +39,46 @@ LEAST_BINS = 32
 
 SWAP_ROWS = 64
 """With fewer rows, the weight is the left operand of the tensor cores, whose least height is 64."""
+
+
+def expert_steps(
+    work: ExpertMatmul,
+    plan: ExpertPlan,
+    inputs: Sequence[ir.Expr],
+    most_rows: int | None,
+    dev: DeviceSpec,
+    workspaces: dict[str, Workspace],
+) -> list[Step]:
+    """Return the launches that compute `work`, in order.
+
+    `inputs` are in the order of ``work.graph``; the plan serves up to `most_rows` rows.
+    `workspaces` gets the workspaces, for the plans of other ranges to use the same.
+    """
+    given = named_operands(work, inputs)
+    names = {"w": "w0", "bias": "bias0", "out": "out0"}
+    tensors = {n: given.get(names.get(n, n)) for n in ExpertTensors._fields}
+    rows = given["x"].ty.shape.values[0]
+    rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
+    few = most_rows is not None and most_rows <= FEW_ROWS
+    dependent = dev.capabilities.dependent_launch and few
+    call = ExpertCall(_form(work), ExpertTensors(**tensors), rows, work.out_dtype, dependent)
+    return call.steps(plan, workspaces, most_rows)
+
+
+def _form(work: ExpertMatmul) -> ExpertForm:
+    gate = work.gate
+    form = ExpertForm(work.experts, work.chosen, work.n, work.k, work.layout, work.each)
+    if gate is None:
+        return form._replace(activation=work.activation or "none")
+    return form._replace(
+        gate="pairs" if gate.interleaved else "halves",
+        gate_first=gate.gate_first,
+        activation=gate.activation,
+        sharpness=gate.sharpness,
+        gate_bounds=gate.gate_bounds,
+        up_bounds=gate.up_bounds,
+        offset=gate.offset,
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +106,7 @@ class ExpertCall:
     dependent: bool
 
     def steps(
-        self, plan: TilePlan, workspaces: dict[str, Workspace], most: int | None
+        self, plan: ExpertPlan, workspaces: dict[str, Workspace], most: int | None
     ) -> list[Step]:
         """Return the launches of a plan that serves up to `most` tokens, in order.
 
@@ -73,9 +117,9 @@ class ExpertCall:
         LoweringError
             If the plan is of another family.
         """
-        if plan.family == "expert_pairs":
+        if plan.family == PAIRS:
             return [self._pairs(plan)]
-        if plan.family == "expert_tiles":
+        if plan.family == TILES:
             return self._tiles(plan, workspaces, most)
         raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
 
@@ -83,35 +127,38 @@ class ExpertCall:
     def _pairs_count(self) -> Any:
         return self.tokens * self.form.chosen
 
-    def _tile(self, plan: TilePlan, **others: Any) -> ExpertTile:
+    def _tile(self, plan: ExpertPlan, **others: Any) -> ExpertTile:
         return ExpertTile(plan.block_n, plan.block_k, plan.num_stages, self.dependent, **others)
 
     def _options(self, warps: int, stages: int = 1) -> KernelOptions:
         return KernelOptions(num_warps=warps, num_stages=stages, dependent_launch=self.dependent)
 
-    def _columns(self, plan: TilePlan) -> int:
+    def _columns(self, plan: ExpertPlan) -> int:
         """Return the tiles of columns."""
         wide = 2 * self.form.n if self.form.gate == "pairs" else self.form.n
         return -(-wide // plan.block_n)
 
-    def _pairs(self, plan: TilePlan) -> Step:
+    def _pairs(self, plan: ExpertPlan) -> Step:
         rows = self._pairs_count if self.tensors.share is None else self.tokens
-        constants = {"F": self.form, "C": self._tile(plan, unroll=plan.lanes)}
+        constants = {"F": self.form, "C": self._tile(plan, unroll=plan.unroll)}
         options = self._options(plan.num_warps, plan.num_stages)
         grid = (rows, self._columns(plan))
         return Step(expert_pairs, grid, {"p": self.tensors}, constants, options)
 
     def _tiles(
-        self, plan: TilePlan, workspaces: dict[str, Workspace], most: int | None
+        self, plan: ExpertPlan, workspaces: dict[str, Workspace], most: int | None
     ) -> list[Step]:
-        form, pairs, block_m = self.form, self._pairs_count, plan.block_m
+        form, block_m = self.form, plan.block_m
+        pairs = self._pairs_count
+        held = fewer(self.tokens, most) * form.chosen
         tiles = most_tiles(pairs, form.experts, block_m)
 
         def room(name: str, shape: tuple[Any, ...], dtype: str) -> Workspace:
             return workspaces.setdefault(f"{name} {shape} {dtype}", Workspace(shape, dtype))
 
-        order = room("order", (pairs,), "int32")
-        table = room("tiles", (tiles * TILE_FIELDS.value + 1,), "int32")
+        order = room("order", (held,), "int32")
+        fields = most_tiles(held, form.experts, block_m) * TILE_FIELDS.value
+        table = room("tiles", (fields + 1,), "int32")
         big = 4 if most is None or most * form.chosen > 4 * ORDER_BLOCK else 1
         constants = {
             "EXPERTS": form.experts,
@@ -125,7 +172,7 @@ class ExpertCall:
         warps = ORDER_WARPS * (2 if big > 1 else 1)
         sorted_ = Step(expert_order, (form.experts,), given, constants, self._options(warps))
         added = self.tensors.share is not None
-        parts = room("parts", (pairs, form.n), self.out_dtype) if added else self.tensors.out
+        parts = room("parts", (held, form.n), self.out_dtype) if added else self.tensors.out
         swap = block_m < SWAP_ROWS
         tile = self._tile(plan, block_m=block_m, swap=swap, group_m=GROUP_M)
         product = Step(
@@ -160,9 +207,8 @@ class ExpertCall:
 
 def most_tiles(pairs: Any, experts: int, block_m: int) -> Any:
     """Return how many tiles there can be: each expert that is chosen has one that is not full."""
-    if isinstance(pairs, int):
-        return (pairs + min(pairs, experts) * (block_m - 1)) // block_m
-    return ceil_div(pairs + experts * (block_m - 1) - (block_m - 1), block_m)
+    chosen = min(pairs, experts) if isinstance(pairs, int) else experts
+    return (pairs + chosen * (block_m - 1)) // block_m
 
 
 def as_int32(number: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.estimator.families.triton_experts import ExpertPlan
 from relax_fusion.launch.arguments import OUT
 from relax_fusion.triton_bridge.experts import ExpertCall
 from relax_fusion.triton_bridge.kernels.experts import ExpertForm, ExpertTensors
@@ -16,8 +16,8 @@ from relax_fusion.triton_bridge.kernels.experts import ExpertForm, ExpertTensors
 from .interpreted import Interpreter
 from .launches import Values, launch_of
 
-PAIRS = TilePlan(1, 16, 32, num_stages=1, num_warps=4, lanes=2, family="expert_pairs")
-TILES = TilePlan(16, 64, 32, num_stages=2, num_warps=4, family="expert_tiles")
+PAIRS = ExpertPlan(1, 16, 32, num_stages=1, num_warps=4, unroll=2, family="expert_pairs")
+TILES = ExpertPlan(16, 64, 32, num_stages=2, num_warps=4, family="expert_tiles")
 TALL = replace(TILES, block_m=64, block_n=32)
 
 
@@ -89,9 +89,9 @@ class ExpertCase:
             halves = (y[..., : f.n], y[..., f.n :])
             gate, up = halves if f.gate == "halves" else (y[..., ::2], y[..., 1::2])
             gate, up = (gate, up) if f.gate_first else (up, gate)
-            gate = gate if f.gate_clip is None else np.clip(gate, *f.gate_clip)
-            up = up if f.up_clip is None else np.clip(up, *f.up_clip)
-            y = gate / (1 + np.exp(-f.sharp * gate)) * (up + f.offset)
+            gate = gate if f.gate_bounds is None else np.clip(gate, *f.gate_bounds)
+            up = up if f.up_bounds is None else np.clip(up, *f.up_bounds)
+            y = gate / (1 + np.exp(-(f.sharpness or 1.0) * gate)) * (up + f.offset)
         elif f.activation == "relu":
             y = np.maximum(y, 0)
         if self.share:
@@ -99,7 +99,7 @@ class ExpertCase:
         return y + of["residual"] if self.residual else y
 
     def computed(
-        self, interpreter: Interpreter, plan: TilePlan, given: dict[str, np.ndarray]
+        self, interpreter: Interpreter, plan: ExpertPlan, given: dict[str, np.ndarray]
     ) -> np.ndarray:
         """Return the result of the launches of a plan, whose grids are those of any tokens."""
         tokens = tirx.Var("n", "int64")
@@ -115,7 +115,7 @@ class ExpertCase:
         return np.asarray(interpreter(tensors, dtypes, launches)["out"])
 
 
-GPT_OSS = {"sharp": 1.702, "gate_clip": (-9e9, 7.0), "up_clip": (-7.0, 7.0), "offset": 1.0}
+GPT_OSS = {"sharpness": 1.702, "gate_bounds": (-9e9, 7.0), "up_bounds": (-7.0, 7.0), "offset": 1.0}
 
 
 def up(experts: int, chosen: int, k: int, n: int, layout: str, **others: Any) -> ExpertForm:

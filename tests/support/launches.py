@@ -13,12 +13,14 @@ from tvm import ir, relax, tirx
 from relax_fusion.compute.reference import dims_of, reference_prim_func
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import padded
+from relax_fusion.estimator.families.triton_experts import ExpertPlan
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.launch.arguments import InOut, Out, Part, Workspace, is_number, is_tensor
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
+from relax_fusion.triton_bridge.experts import expert_steps
 from relax_fusion.triton_bridge.generated.launch import generated_steps
 from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.workload import Attention, Workload
@@ -58,6 +60,8 @@ def launch_cases(
     """
     if isinstance(work, Attention):
         return attention_cases(work, plan, params, most, dev, {})
+    if isinstance(plan, ExpertPlan):
+        return [(True, [*expert_steps(work, plan, params, most, dev, {})])]
     if isinstance(plan, GeneratedPlan):
         dims = dims_of(work.graph, reference_prim_func(work.graph).params)
         return [(True, generated_steps(work, plan, params, dims, {}, dev))]

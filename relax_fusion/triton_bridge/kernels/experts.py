@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..math import activate, silu
+from ..math import activate
 
 
 class ExpertTensors(NamedTuple):
@@ -49,10 +49,10 @@ class ExpertForm(NamedTuple):
     gate_first: bool = True
     activation: str = "none"
     """Of the gate, or of the product where there is none."""
-    sharp: float = 1.0
-    """``x * sigmoid(sharp * x)`` is the activation where this is not 1."""
-    gate_clip: tuple[float, float] | None = None
-    up_clip: tuple[float, float] | None = None
+    sharpness: float | None = None
+    """``x * sigmoid(sharpness * x)`` is the activation where there is one."""
+    gate_bounds: tuple[float, float] | None = None
+    up_bounds: tuple[float, float] | None = None
     offset: float = 0.0
     """What is added to the up projection."""
 
@@ -92,22 +92,22 @@ def expert_at(ids_ptr, index, mask, EXPERTS: tl.constexpr):
 
 
 @triton.jit
-def within(x, CLIP: tl.constexpr):
+def within(x, BOUNDS: tl.constexpr):
     """Return float32 numbers within the bounds, if there are some; NaN stays NaN."""
-    if CLIP is None:
+    if BOUNDS is None:
         return x
     else:
-        x = tl.where(x < CLIP[0], CLIP[0], x)
-        return tl.where(x > CLIP[1], CLIP[1], x)
+        x = tl.where(x > BOUNDS[1], BOUNDS[1], x)
+        return tl.where(x < BOUNDS[0], BOUNDS[0], x)
 
 
 @triton.jit
 def activated(x, F: tl.constexpr):
     """Return the activation of float32 numbers."""
-    if F.sharp != 1.0:
-        return silu(x * F.sharp) / F.sharp
-    else:
+    if F.sharpness is None:
         return activate(x, F.activation)
+    else:
+        return x * tl.sigmoid(F.sharpness * x)
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def behind_product(first, second, F: tl.constexpr):
     gate, up = first, second
     if not F.gate_first:
         gate, up = second, first
-    return activated(within(gate, F.gate_clip), F) * (within(up, F.up_clip) + F.offset)
+    return activated(within(gate, F.gate_bounds), F) * (within(up, F.up_bounds) + F.offset)
 
 
 @triton.jit

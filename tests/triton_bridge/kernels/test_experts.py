@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from relax_fusion.errors import KernelError
-from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.estimator import Problem
+from relax_fusion.estimator.families.triton_experts import ExpertPlan, TritonExperts
 from relax_fusion.triton_bridge.compile import try_kernels
 from relax_fusion.triton_bridge.experts import most_tiles
 from relax_fusion.triton_bridge.specialize import specialize
+from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate
+from relax_fusion.workload.reference import evaluate
 
 from ...support.expert_calls import (
     GPT_OSS,
@@ -27,7 +30,9 @@ from ...support.expert_calls import (
     up,
 )
 from ...support.interpreted import Interpreter, Launch
+from ...support.launches import H200, interpreted
 from ...support.slow import sampled
+from ...support.workloads import inputs
 from .compiled import NARROW, SIGNS, stack_bytes
 
 PLANS = {"pairs": PAIRS, "tiles": TILES, "tall": TALL}
@@ -109,6 +114,30 @@ def test_pairs_are_sorted_into_tiles(
     assert made["tiles"][1 : 1 + 3 * len(wanted)].reshape(-1, 3).tolist() == list(map(list, wanted))
 
 
+WORK = ExpertMatmul(DynamicDim("rows"), 5, 2, 72, 24, "nk", "float16", "float16", bias=True)
+CLIPPED = Gate("gelu", True, False, None, (-1.0, 0.5), (-0.5, 1.0), 0.5)
+WORKS = {
+    "gelu": replace(WORK, activation="gelu_tanh", layout="kn"),
+    "clipped": replace(WORK, gate=CLIPPED),
+    "sharp": replace(WORK, gate=Gate(sharpness=1.7, offset=1.0), ids_dtype="int32"),
+    "summed": replace(WORK, each=True, share="float32", residual=True),
+    "gated sum": replace(WORK, gate=Gate(), share="float16"),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_workloads_are_computed_as_their_graphs_say(interpreter: Interpreter, name: str) -> None:
+    work = WORKS[name]
+    given = inputs(work, {"rows": 5})
+    exact = evaluate(work.graph, given)["out0"]
+    for plan in (PAIRS, TILES):
+        wrong = list(TritonExperts().violations(plan, Problem(work, H200)))
+        assert bool(wrong) == (name == "gated sum" and plan is PAIRS), wrong
+        if not wrong:
+            got = interpreted(interpreter, work, plan, given)["out0"]
+            assert np.abs(got - exact).max() < 2e-3 * np.abs(exact).max()
+
+
 @pytest.mark.parametrize("block", [16, 128])
 def test_there_are_tiles_enough_for_any_choice(block: int) -> None:
     for pairs, experts in product((1, 5, 128, 4097), (1, 3, 128)):
@@ -118,10 +147,10 @@ def test_there_are_tiles_enough_for_any_choice(block: int) -> None:
             assert sum(-(-c // block) for c in counts) <= most_tiles(pairs, experts, block)
 
 
-BIG = TilePlan(128, 128, 64, num_stages=4, num_warps=8, family="expert_tiles")
-FEW = TilePlan(16, 128, 64, num_stages=4, num_warps=4, family="expert_tiles")
-LONG = TilePlan(1, 4, 1024, num_warps=4, lanes=1, family="expert_pairs")
-WIDE = TilePlan(1, 64, 32, num_warps=4, lanes=2, family="expert_pairs")
+BIG = ExpertPlan(128, 128, 64, num_stages=4, num_warps=8, family="expert_tiles")
+FEW = ExpertPlan(16, 128, 64, num_stages=4, num_warps=4, family="expert_tiles")
+LONG = ExpertPlan(1, 4, 1024, num_warps=4, unroll=1, family="expert_pairs")
+WIDE = ExpertPlan(1, 64, 32, num_warps=4, unroll=2, family="expert_pairs")
 COMPILED = [
     *((name, "big") for name in MODELS),
     *((name, "few") for name in MODELS),

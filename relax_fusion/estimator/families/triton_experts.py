@@ -1,0 +1,261 @@
+"""Matmuls by experts in Triton: pairs one after the other, or sorted into tiles.
+
+``expert_pairs``  dot products of a pair of row and expert, no tensor cores
+``expert_tiles``  pairs sorted by expert on the device, tiles of pairs of one expert on tensor cores
+
+A pair reads the weight of its expert, a tile reads it for all its pairs, so the former are for
+fewer pairs than experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...hardware import DeviceSpec
+from ...hardware.instructions import MMA
+from ...validation import Count
+from ...workload import DTYPE_BYTES, ExpertMatmul
+from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
+from ..gpu_cost import Launch, Rates, Times, predicted, price, price_step, resident_blocks
+from ..limits import SYSTEM_SMEM_BYTES
+from ..prediction import (
+    HALF_DTYPES,
+    Footprint,
+    Formula,
+    Prediction,
+    Step,
+    ceil_div,
+    in_a_row,
+)
+from ..shape import Problem, Size, rows_at
+from ..tile_plan import TilePlan
+from .matmuls import group_clocks
+from .triton_matmul.tiles import (
+    ACCUMULATOR_OVERHEAD,
+    DOTS_REGISTERS,
+    IDLE_LANES,
+    MEETING,
+    RATES,
+    SMEM_RESERVE_BYTES,
+)
+
+PAIRS, TILES = "expert_pairs", "expert_tiles"
+
+MOST_EXPERTS = 1024
+"""The kernel that sorts pairs has a program for each expert, which counts those of all."""
+
+MOST_ELEMENTS = 2**31
+"""Kernels count the elements of an expert's weight in int32."""
+
+MAX_ACCUMULATORS = 128
+"""A thread has 128 accumulators at most: with more, its registers spill."""
+
+MOST_ROWS = 8
+"""Rows beyond which pairs are sorted."""
+
+LONG_TILES = ((2, 1024, 4), (4, 1024, 4), (4, 256, 1), (8, 256, 1))
+"""Columns, elements of k and warps of pairs whose weights lie along k: a lane has 8 elements."""
+
+WIDE_TILES = ((64, 32, 4), (32, 64, 4), (64, 64, 4))
+"""The same where columns lie side by side."""
+
+MATRIX_TILES = (
+    *((16, 64, 64, 4, 4), (16, 128, 64, 4, 4), (32, 64, 64, 4, 4), (32, 128, 64, 4, 4)),
+    *((64, 128, 64, 4, 3), (64, 128, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4)),
+    *((128, 256, 64, 8, 3), (64, 128, 32, 4, 3), (128, 128, 32, 8, 3)),
+)
+"""Pairs, columns, elements of k, warps and stages of tiles on tensor cores."""
+
+SORT_S, SORT_PAIR_S = 3e-6, 0.3e-9
+"""Sorting pairs takes so many seconds, and for each pair.  Assumed."""
+
+
+@dataclass(frozen=True)
+class ExpertPlan(TilePlan):
+    """Tile sizes of a matmul by experts.
+
+    Parameters
+    ----------
+    unroll : int
+        Blocks of k of a turn of the loop of "expert_pairs".
+    """
+
+    unroll: Count = 1
+
+
+class TritonExperts(KernelFamily[ExpertMatmul]):
+    """Rows by the weights of their experts: "expert_pairs" and "expert_tiles"."""
+
+    names = (PAIRS, TILES)
+    language = "triton"
+    error = OWN_BASELINE_ERROR
+    plan = ExpertPlan
+    breaks = Breaks((1, 4, 8, 32, 128, 512, 2048), 4096)
+
+    def takes(self, problem: Problem[ExpertMatmul]) -> bool:
+        """Take matmuls by experts on GPUs that Triton knows."""
+        has = problem.dev.capabilities
+        return problem.is_plain("gpu", ExpertMatmul) and has.async_copies
+
+    def refuses(self, problem: Problem[ExpertMatmul]) -> str | None:
+        """Refuse dtypes, packed weights, and numbers that the kernels do not count to."""
+        work, dev = problem.work, problem.dev
+        if work.dtype not in HALF_DTYPES:
+            return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
+        if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
+            return f"the {dev.label} has no tensor cores for {work.dtype}"
+        if work.packed is not None:
+            return "the Triton kernels read weights that are not packed"
+        if work.experts > MOST_EXPERTS:
+            return f"there are {work.experts} experts, the Triton kernels take {MOST_EXPERTS}"
+        elements = work.columns * work.k
+        if elements >= MOST_ELEMENTS:
+            return f"an expert has {elements} elements, the Triton kernels count to {MOST_ELEMENTS}"
+        return None
+
+    def plans(self, problem: Problem[ExpertMatmul]) -> Iterator[Offer]:
+        """Yield tiles of both kernels."""
+        work = problem.work
+        if not (work.share and (work.gate is not None or work.activation)):
+            for block_n, block_k, warps in LONG_TILES if work.layout == "nk" else WIDE_TILES:
+                plan = ExpertPlan(1, block_n, block_k, num_warps=warps, family=PAIRS)
+                yield Offer(plan, last=MOST_ROWS)
+        for rows, columns, depth, warps, stages in MATRIX_TILES:
+            numbers = {"num_warps": warps, "num_stages": stages}
+            yield Offer(ExpertPlan(rows, columns, depth, **numbers, family=TILES), first=2)
+
+    def violations(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
+        """Yield what kernels ask for, and what a block has not."""
+        work, dev = problem.work, problem.dev
+        for name in ("block_m", "block_n", "block_k", "num_warps"):
+            value = getattr(plan, name)
+            if value < 1 or value & (value - 1):
+                yield f"{name} is {value}, triton needs a power of two"
+        if plan.split_k != 1:
+            yield f"split_k is {plan.split_k}, experts' kernels reduce in 1 part"
+        sums = _accumulators(plan, work)
+        if plan.family == PAIRS:
+            if plan.block_m != 1:
+                yield f"block_m is {plan.block_m}, family {PAIRS!r} takes 1 pair"
+            if plan.block_k < 8:
+                yield f"block_k is {plan.block_k}, a lane loads 8"
+            if work.share and (work.gate is not None or work.activation):
+                yield f"family {PAIRS!r} adds the products of a row, and activates none before"
+        else:
+            for name in ("block_m", "block_n", "block_k"):
+                if getattr(plan, name) < 16:
+                    yield f"{name} is {getattr(plan, name)}, tensor cores need 16"
+            used, most = _smem(plan, work), dev.smem_per_block_bytes
+            if used > most:
+                yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
+        if sums > MAX_ACCUMULATORS:
+            yield f"a thread has {sums} sums, at most {MAX_ACCUMULATORS} fit its registers"
+
+    def price(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Formula:
+        """Price the product by the rates of matmuls, and the small launches around it."""
+        work, dev = problem.work, problem.dev
+        threads = plan.num_warps * dev.warp_size
+        beside = DOTS_REGISTERS if plan.family == PAIRS else ACCUMULATOR_OVERHEAD
+        foot = Footprint(_smem(plan, work), _accumulators(plan, work) + beside, threads)
+        of = _pairs_at if plan.family == PAIRS else _tiles_at
+        return Formula(foot, lambda size: of(plan, work, dev, foot, size))
+
+
+def _halves(work: ExpertMatmul) -> int:
+    """Return how many products a program has that has `block_n` columns of each."""
+    return 2 if work.gate is not None and not work.gate.interleaved else 1
+
+
+def _column_tiles(plan: TilePlan, work: ExpertMatmul) -> int:
+    return ceil_div(work.columns // _halves(work), plan.block_n)
+
+
+def _accumulators(plan: TilePlan, work: ExpertMatmul) -> int:
+    """Return the float32 sums of a thread; of pairs, the elements that it holds at once."""
+    elements = plan.block_n * (plan.block_k if plan.family == PAIRS else plan.block_m)
+    return ceil_div(elements * _halves(work), 32 * max(plan.num_warps, 1))
+
+
+def _smem(plan: TilePlan, work: ExpertMatmul) -> int:
+    if plan.family == PAIRS:
+        return 0
+    step = (plan.block_m + _halves(work) * plan.block_n) * plan.block_k * DTYPE_BYTES[work.dtype]
+    return step * plan.num_stages + SMEM_RESERVE_BYTES
+
+
+def _pairs_at(
+    plan: TilePlan, work: ExpertMatmul, dev: DeviceSpec, foot: Footprint, size: Size
+) -> Prediction:
+    """Return what going through pairs costs: those of an expert that was read before, from L2."""
+    rows = rows_at(size)
+    width = DTYPE_BYTES[work.dtype]
+    added = work.chosen if work.share else 1
+    parts = ceil_div(work.k, plan.block_k)
+    moved = float(sum(work.bytes(rows=rows).values()))
+    read = float(rows * work.chosen * work.columns * work.k * width)
+    idle = parts * plan.block_k / work.k - 1
+    products = plan.block_k * plan.block_n * _halves(work) / foot.threads
+    launch = Launch(
+        rows * work.chosen // added * _column_tiles(plan, work),
+        resident_blocks(foot, dev, SYSTEM_SMEM_BYTES),
+        dev.sm_count,
+        steps=parts * added,
+        instructions=products + MEETING / (parts * added),
+        dram_bytes=moved * (1 + IDLE_LANES * idle),
+        l2_bytes=read,
+    )
+    rates = RATES["gemv"]
+    return _whole(price(launch, rates, dev), rates, dev, work, rows)
+
+
+def _tiles_at(
+    plan: TilePlan, work: ExpertMatmul, dev: DeviceSpec, foot: Footprint, size: Size
+) -> Prediction:
+    """Return what sorting, tiles and the sum of a row's pairs cost."""
+    rows = rows_at(size)
+    pairs, width = rows * work.chosen, DTYPE_BYTES[work.dtype]
+    columns, steps = plan.block_n * _halves(work), ceil_div(work.k, plan.block_k)
+    weight_bytes = columns * plan.block_k * width
+    flops = 2.0 * plan.block_m * columns * plan.block_k
+    moved = float(sum(work.bytes(rows=rows).values()))
+    blocks = tiles_of(work, rows, plan.block_m) * _column_tiles(plan, work)
+    launch = Launch(
+        blocks,
+        resident_blocks(foot, dev, SYSTEM_SMEM_BYTES),
+        dev.sm_count,
+        steps=steps,
+        ahead=plan.num_stages,
+        tensor_s=flops * dev.sm_count / dev.tensor_flops_per_s(work.dtype),
+        clocks=max(1.0, plan.block_m / 64) * plan.block_k * width / 32 * group_clocks(columns),
+        fed_bytes=weight_bytes + plan.block_m * plan.block_k * width,
+        dram_bytes=moved,
+        l2_bytes=float(blocks * steps * weight_bytes),
+        sums=plan.block_m * columns,
+    )
+    rates = RATES["pointer"]
+    product = _whole(price(launch, rates, dev), rates, dev, work, rows)
+    small = Footprint(0, 64, 128)
+    sort = Step(work.experts, small, SORT_S + pairs * SORT_PAIR_S, 8.0 * pairs)
+    launches = [price_step(sort, dev), product]
+    if work.share:
+        moved = float((pairs + 2 * rows) * work.n * width)
+        launches.append(price_step(Step(rows, small, 1e-6, moved), dev))
+    return in_a_row(launches)
+
+
+def _whole(
+    found: Times, rates: Rates, dev: DeviceSpec, work: ExpertMatmul, rows: int
+) -> Prediction:
+    """Return the prediction of a launch that takes so long behind its start."""
+    start = dev.launch_s + rates.start_s
+    moved = float(sum(work.bytes(rows=rows).values()))
+    whole = found._replace(seconds=found.seconds + start)
+    return predicted(whole, start, moved, work.flops(rows=rows))
+
+
+def tiles_of(work: ExpertMatmul, rows: int, block_m: int) -> int:
+    """Return how many tiles there should be: that of an expert is half full, if it has several."""
+    touched = max(1.0, work.touched(rows))
+    each = rows * work.chosen / touched / block_m
+    return round(touched * max(1.0, each + (block_m - 1) / (2 * block_m)))

@@ -1,0 +1,70 @@
+"""Matmuls by experts in Triton: pairs for few rows, tiles for more, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.estimator import Choice, Problem, choose, violations
+from relax_fusion.estimator.families.triton_experts import (
+    ExpertPlan,
+    TritonExperts,
+    tiles_of,
+)
+from relax_fusion.hardware import device
+from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate, Packed
+
+H200 = device("h200")
+UP = ExpertMatmul(
+    *(DynamicDim("rows"), 128, 8, 2048, 768, "nk", "bfloat16", "bfloat16"), gate=Gate()
+)
+MIXTRAL = replace(UP, experts=8, chosen=2, k=4096, n=14336)
+
+
+@pytest.mark.parametrize("work", [UP, MIXTRAL, replace(MIXTRAL, layout="kn")])
+def test_tiles_grow_with_the_rows_of_an_expert(work: ExpertMatmul) -> None:
+    choice = choose(work, H200)
+    assert isinstance(choice, Choice)
+    plans = [choice.plans.plan_for(rows) for rows in (1, 64, 512, 4096)]
+    assert [p.family for p in plans] == ["expert_pairs", *["expert_tiles"] * 3]
+    heights = [p.block_m for p in plans]
+    assert heights == sorted(heights) and heights[-1] == 128
+    assert all(p.fused.seconds < p.unfused.seconds for p in choice.predictions)
+
+
+def test_more_tiles_than_experts_are_expected_of_many_rows() -> None:
+    assert tiles_of(UP, 1, 16) == 8
+    assert tiles_of(MIXTRAL, 1024, 16) == pytest.approx(2048 / 16 + 4, abs=1)
+    assert tiles_of(MIXTRAL, 8, 128) == round(MIXTRAL.touched(8))
+
+
+REFUSED = {
+    "dtype is float32": replace(UP, dtype="float32", out_dtype="float32"),
+    "not packed": replace(UP, packed=Packed(4, 32, 7)),
+    "2000 experts": replace(UP, experts=2000),
+    "count to": replace(UP, n=1 << 20),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_the_kernels_are_not_for_is_left_to_others(why: str) -> None:
+    work = REFUSED[why]
+    assert why in str(TritonExperts().refuses(Problem(work, H200)))
+    choice = choose(work, H200, always=True)
+    assert isinstance(choice, Choice)
+    assert choice.plans.plan_for(1).family == "experts"
+
+
+def test_plans_that_do_not_fit_say_why() -> None:
+    tile = ExpertPlan(128, 256, 64, num_stages=3, num_warps=8, family="expert_tiles")
+    assert "shared memory" in "; ".join(violations(tile, UP, H200))
+    pair = ExpertPlan(2, 3, 1024, num_warps=4, family="expert_pairs")
+    text = "; ".join(violations(pair, UP, H200))
+    assert "takes 1 pair" in text and "block_n is 3" in text
+    summed = replace(UP, share="bfloat16")
+    fits = replace(pair, block_m=1, block_n=4)
+    assert "activates none" in "; ".join(violations(fits, summed, H200))
+    assert not list(violations(fits, UP, H200))
+    choice = choose(summed, H200)
+    assert isinstance(choice, Choice) and choice.plans.plan_for(1).family == "expert_tiles"
