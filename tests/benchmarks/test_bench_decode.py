@@ -246,6 +246,7 @@ def test_what_cannot_be_run_on_several_gpus(capsys) -> None:
     for arguments, told in {
         "--model gpt2": "--model gpt2: PyTorch's side is a LLaMA",
         "--quantization q4f16_1": "--quantization: weights are drawn on GPUs",
+        "--compile-only": "--compile-only needs --libraries",
         "--workers 1": "--workers must be at least 2",
         "--workers 3": "--workers: shards is 3; the 32 attention heads do not divide",
         "--tokens 1": "--tokens must be from 2 to 131072",

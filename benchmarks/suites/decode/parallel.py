@@ -76,7 +76,10 @@ class Library:
 
     @property
     def name(self) -> str:
-        return f"{self.step} {self.contender}"
+        args = self.args
+        sizes = args.model, args.layers, args.vocab, args.batch, self.total, self.shards
+        words = (self.step, *self.contender.split(), *map(str, sizes), args.target, *args.without)
+        return "-".join(words)
 
     @property
     def shards(self) -> int:
@@ -94,12 +97,13 @@ class Library:
 
     @property
     def path(self) -> Path:
-        return self.folder / f"{self.name.replace(' ', '-')}.so"
+        return self.folder / f"{self.name}.so"
 
 
 def built(library: Library) -> Path:
     """Return the file of a library, compiled if it is not there."""
     if not library.path.exists():
+        library.folder.mkdir(parents=True, exist_ok=True)
         target = make_target(library.args.target)
         options = {
             "disable": tuple(library.args.without),
@@ -156,6 +160,9 @@ class Parallel(Steps):
         most = "or what the model has positions for"
         add("--context", type=int, help=f"tokens before that of a decode (default 1024, {most})")
         add("--tokens", type=int, help=f"of a prompt (default 4096, {most})")
+        help_ = "keep compiled steps here, and take those that are; another machine's do as well"
+        add("--libraries", type=Path, metavar="DIR", help=help_)
+        add("--compile-only", action="store_true", help="compile steps into --libraries, no more")
         help_ = "seconds that a contender has for everything (default: 240)"
         add("--limit", type=float, default=240.0, help=help_)
 
@@ -167,6 +174,8 @@ class Parallel(Steps):
             parser.error(f"--model {args.model}: PyTorch's side is a LLaMA")
         if args.quantization:
             parser.error("--quantization: weights are drawn on GPUs, and not quantised there")
+        if args.compile_only and args.libraries is None:
+            parser.error("--compile-only needs --libraries")
         if args.workers < 2:
             parser.error("--workers must be at least 2")
         most = config.max_position
@@ -196,30 +205,37 @@ class Parallel(Steps):
         return left if item == "decode" else (*left, "no graph")
 
     @cached_property
-    def folder(self) -> Any:
+    def _own(self) -> Any:
         return tempfile.TemporaryDirectory()
 
     def library(self, item: str, contender: str = "ours") -> Library:
-        return Library(self.args, item, contender, Path(self.folder.name))
+        return Library(self.args, item, contender, self.args.libraries or Path(self._own.name))
+
+    def without_a_run(self) -> int | None:
+        if not self.args.compile_only:
+            return None
+        self.prepare(self.items())
+        return 0
 
     def prepare(self, items: Sequence[str]) -> None:
-        """Compile all libraries at once."""
+        """Compile all libraries at once that are not there."""
         needed = [
             self.library(item, name) for item in items for name in self.asked(item) if name in OURS
         ]
-        building.fill_cache(built, needed)
+        building.fill_cache(built, [library for library in needed if not library.path.exists()])
 
     def measured(self, item: str) -> Entry:
         """Time everybody, one after the other, each with workers of its own."""
         self.session.free()
         asked = self.asked(item)
         found: Entry = {"us": {}, "host_us": {}, "compile_s": {}, "drawing_s": {}, "failed": {}}
-        logits = self.of_torch(item, [n for n in asked if n in TORCH], found)
+        logits = dict[str, Any]()
         for name in (n for n in asked if n in OURS):
             try:
                 logits[name] = self.of_ours(item, name, found)
             except Exception as err:
                 found["failed"][name] = sentence(err)
+        logits |= self.of_torch(item, [n for n in asked if n in TORCH], found)
         errors = {}
         if "exact" in logits:
             exact = logits.pop("exact")
@@ -277,6 +293,7 @@ class Parallel(Steps):
         ):
             if what in answers[0]:
                 found[where][name] = factor * max(answer[what] for answer in answers)
+        print(f"{name}: {1e-3 * found['us'][name]:.3f} ms", flush=True)
         logits = answers[0]["logits"]
         return self.session.torch.from_numpy(np.ascontiguousarray(logits))
 

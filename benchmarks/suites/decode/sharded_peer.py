@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch._inductor import select_algorithm
 from torch.nn.functional import linear
 
 from benchmarks.suites.decode.peers import Llama
@@ -86,6 +87,7 @@ def spread_peer(
     ]
     steps.append(Head(config, last, caches[:1], total, tokens))
     if is_compiled:
+        select_algorithm.PRINT_AUTOTUNE = False
         steps = [torch.compile(s, mode="max-autotune-no-cudagraphs", dynamic=False) for s in steps]
 
     def step(ids: torch.Tensor) -> torch.Tensor:
