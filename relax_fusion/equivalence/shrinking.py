@@ -11,7 +11,7 @@ from typing import Any
 from tvm import relax
 
 from ..matching.pattern import is_call
-from ..workload import Attention, DynamicDim, Packed, Workload
+from ..workload import Attention, DynamicDim, Packed, Workload, per_rows
 from .region import Region
 from .sizes import WHOLE, Shrink, Sizes
 
@@ -109,6 +109,9 @@ def _shrunk(value: Any, shrink: Shrink) -> Any:
         return value
     if isinstance(value, int):
         return shrink.of(value)
+    if isinstance(value, str):  # a step of rows in turn
+        name, rows = per_rows(value)
+        return f"{name}:{shrink.of(rows)}" if rows else value
     if isinstance(value, tuple):
         return tuple(_shrunk(v, shrink) for v in value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -19,6 +19,7 @@ from ..workload import (
     Workload,
 )
 from ..workload.chain import BATCH
+from ..workload.dims import part_of, size_text
 from ..workload.operators import ACTIVATIONS
 from ..workload.roofline import slots_of
 
@@ -163,11 +164,12 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         as TIR does (a projection beside it that is not rotated is priced alike), or as columns.
     """
     # Counted by the graph at two numbers of rows: what is read for each, and what is read once.
-    # The angles that rows of several sequences share are in neither.
+    # Angles that rows of several sequences share, and a scale for each sequence, are in neither.
     free = work if isinstance(work.rows, DynamicDim) else replace(work, rows=DynamicDim("rows"))
     none = {name: 0 for name in free.graph.dims if not name.startswith("columns")}
     one, two = (free.bytes(**{**none, "rows": _MANY + n}) for n in (0, 1))
-    row = {name: two[name] - one[name] for name in one}
+    each_row = {n for n in one if not any(part_of(size_text(d)) for d in free.graph[n].shape)}
+    row = {name: two[name] - one[name] for name in one if name in each_row}
     shared = {name for name, each in row.items() if each == 0 and name[:3] in ("cos", "sin")}
     if isinstance(work, GatedFFN):
         n_parts: tuple[int, ...] = (work.n,)
@@ -193,7 +195,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         dtype=work.dtype,
         in_bytes=DTYPE_BYTES[work.dtype],
         out_bytes=DTYPE_BYTES[work.out_dtype],
-        weight_bytes=sum(one[n] - _MANY * row[n] for n in one if n not in shared),
+        weight_bytes=sum(one[n] - _MANY * row[n] for n in row if n not in shared),
         x_row_bytes=x_row,
         out_row_bytes=out_row,
         side_row_bytes=sum(row.values()) - x_row - out_row,

@@ -216,7 +216,7 @@ def _combined(
             chain, user, f"residual:{period}", KernelArg(other, (period, chain.linear.n))
         )
     groups, rows = groups_of(other_shape, shape)
-    if not groups:
+    if not rows:
         return None
     return _longer(chain, user, f"{step}:{rows}", KernelArg(other, (groups, chain.linear.n)))
 

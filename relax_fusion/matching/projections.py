@@ -22,6 +22,7 @@ from .shapes import (
     check_dtype,
     check_operands,
     dtype_of,
+    groups_of,
     known_shape,
     product,
     same_shape,
@@ -83,7 +84,8 @@ def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> P
     check_inner(view, covers, {normed.var})
     source = Rows.of(normed.source)
     params = {"gamma": normed.gamma, "beta": normed.beta}
-    shape = None if not norm.each else (int(source.rows) // norm.each, source.k)
+    scaled = groups_of(shape_of(normed.gamma) or [], shape_of(normed.source) or [])
+    shape = (scaled[0], source.k) if norm.each else None
     args = {name: KernelArg(param, shape) for name, param in params.items() if param is not None}
     for param in (arg.expr for arg in args.values()):
         fits = shape is not None or same_shape(shape_of(param), (source.k,))

@@ -103,10 +103,10 @@ def period_of(other: Shape, shape: Shape) -> int:
     return rows if same and isinstance(rows, int) else 0
 
 
-def groups_of(other: Shape, shape: Shape) -> tuple[int, int]:
+def groups_of(other: Shape, shape: Shape) -> tuple[tirx.Expr | int, int]:
     """Return how many rows a tensor ``[b, 1, n]`` has, each for how many of ``[b, s, n]``.
 
-    0 where it is no such tensor, or a number is not known.
+    0 where it is no such tensor, or s is not known.
     """
     if len(other) != len(shape) or not same_shape(other[-1:], shape[-1:]):
         return 0, 0
@@ -116,7 +116,7 @@ def groups_of(other: Shape, shape: Shape) -> tuple[int, int]:
     if not (same_shape(other[:lead], shape[:lead]) and all(map(is_one, other[lead:-1]))):
         return 0, 0
     groups, rows = product(shape[:lead]), product(shape[lead:-1])
-    return (groups, rows) if isinstance(groups, int) and isinstance(rows, int) else (0, 0)
+    return (groups, rows) if isinstance(rows, int) else (0, 0)
 
 
 def as_dim(value: PrimExpr | int, bounds: Mapping[str, int] | None = None) -> Dim:

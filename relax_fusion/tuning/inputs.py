@@ -11,7 +11,7 @@ import numpy as np
 
 from ..estimator.shape import Size, sizes_of
 from ..workload import Attention, Operand, Workload
-from ..workload.dims import PRICED_COLUMNS
+from ..workload.dims import PRICED_COLUMNS, part_of
 from ..workload.graph import Graph
 from ..workload.reference import numpy_dtype
 from ..workload.values import reads
@@ -29,8 +29,11 @@ def dims_at(work: Workload, size: Size) -> dict[str, int]:
     """
     known = sizes_of(work, size)
     usual = {"kv_capacity": known.get("kv_len", 1), "columns": PRICED_COLUMNS}
-    usual["positions"] = known.get("rows", 1)
-    return {n: known.get(n, usual.get(n.rstrip("0123456789"), 1)) for n in work.graph.dims}
+    usual["positions"] = rows = known.get("rows", 1)
+    usual |= {d: -(-rows // each) for d in work.graph.dims if (each := part_of(d))}
+    return {
+        n: known.get(n, usual.get(n, usual.get(n.rstrip("0123456789"), 1))) for n in work.graph.dims
+    }
 
 
 def draw(work: Workload, operand: Operand, sizes: Mapping[str, int]) -> Any:

@@ -108,7 +108,7 @@ def _wrong_steps(work: Any) -> Iterator[str]:
 def _wrong_norm(work: NormMatmul | GatedFFN) -> Iterator[str]:
     """Yield that parameters of a norm have rows for no whole number of sequences."""
     each, rows = work.norm.each if work.norm is not None else 0, work.rows
-    if each < 0 or (each and (not isinstance(rows, int) or rows % each)):
+    if each < 0 or (each and isinstance(rows, int) and rows % each):
         yield f"a norm's each is {each}, must divide a number of rows"
 
 
@@ -204,7 +204,7 @@ def _unknown(steps: Any, rows: Dim) -> Iterator[str]:
     for step in steps:
         kind, each = per_rows(step) if isinstance(step, str) else ("", 0)
         if kind in ("bias", "scale", "residual") and each:
-            if kind != "residual" and (not isinstance(rows, int) or rows % each):
+            if kind != "residual" and isinstance(rows, int) and rows % each:
                 yield f"a step is {shown(step)}, must have a number of rows that it divides"
             continue
         if step not in EPILOGUE_STEPS and not (isinstance(step, float) and isfinite(step)):

@@ -28,6 +28,22 @@ PRICED_COLUMNS = 65537
 vocabulary.  It is a prime, so that no tile divides it."""
 
 
+_BY = "_by_"
+
+
+def parts_of(dim: Dim, each: int) -> Dim:
+    """Return how many times `each` is in `dim`, which is a multiple of it."""
+    if isinstance(dim, int):
+        return dim // each
+    return DynamicDim(f"{dim.name}{_BY}{each}", dim.upper and dim.upper // each)
+
+
+def part_of(name: str) -> int:
+    """Return of how many rows a dimension of `parts_of` has one each; 0 for others, by name."""
+    _, by, each = name.partition(_BY)
+    return int(each) if by else 0
+
+
 def extent(dim: Dim, value: int) -> int:
     """Return the size of `dim`, taking `value` for a dynamic one."""
     return dim if isinstance(dim, int) else value

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from .base import repr_without
 from .builder import GraphBuilder, Handle
-from .dims import Dim
+from .dims import Dim, parts_of
 from .operators import ACTIVATIONS
 from .values import At, Axis, Const, Expr, Size, apply
 
@@ -57,8 +57,8 @@ def epilogue(
                 operand = g.input(name, (rows, axes[1].size), dtype)[
                     At(((first.name, 1),), mod=rows), axes[1]
                 ]
-            elif rows and isinstance(first.size, int):
-                made = g.input(name, (first.size // rows, axes[1].size), dtype)
+            elif rows:
+                made = g.input(name, (parts_of(first.size, rows), axes[1].size), dtype)
                 operand = made[At(((first.name, 1),), div=rows), axes[1]]
             else:
                 along = axes if step == "residual" else axes[-1:]
@@ -184,8 +184,8 @@ def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtyp
             return x
     at: tuple[At | Axis, ...] = (k,)
     size: tuple[Dim, ...] = (k.size,)
-    if norm.each and isinstance(i.size, int):
-        at, size = (At(((i.name, 1),), div=norm.each), k), (i.size // norm.each, k.size)
+    if norm.each:
+        at, size = (At(((i.name, 1),), div=norm.each), k), (parts_of(i.size, norm.each), k.size)
     gamma = g.input("gamma", size, dtype)
     beta = g.input("beta", size, dtype) if norm.beta else None
     centred: Expr = x[i, k]

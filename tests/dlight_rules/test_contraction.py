@@ -17,12 +17,14 @@ from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 
 from ..support.contraction_cases import (
     BASE,
     DYNAMIC_ROWS,
+    EACH,
     GATED,
+    ROWS,
     THREE,
     Case,
     cases,
@@ -71,12 +73,12 @@ def test_numbers(case: Case) -> None:
     check(case, built(case.work, PlanTable.single(spread(case.work, False, case.rows))))
 
 
-HEADS = replace(head_cases()[0].work, rows=DynamicDim("rows"))
+HEADS = replace(head_cases()[0].work, rows=ROWS)
+SEQUENCES = replace(BASE, rows=ROWS, norm=EACH)
+ON_CPUS = {**dynamic_works(), "heads": HEADS, "norm_of_sequences": SEQUENCES}
 
 
-@pytest.mark.parametrize(
-    "work", [*dynamic_works().values(), HEADS], ids=[*dynamic_works(), "heads"]
-)
+@pytest.mark.parametrize("work", ON_CPUS.values(), ids=ON_CPUS)
 def test_dynamic_rows_in_every_range(work: Work) -> None:
     library = built(work, ranges(work, gpu=False))
     for rows in DYNAMIC_ROWS:

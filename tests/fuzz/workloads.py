@@ -63,14 +63,14 @@ class Chooser:
         rows = self.pick(*ROWS)
         return (DynamicDim("rows", self.pick(None, 40)) if self.chance(30) else rows), rows
 
-    def _norm(self, rows: Any) -> Norm | None:
+    def _norm(self, rows: int) -> Norm | None:
         if self.chance(35):
             return None
         kind, residual = self.pick("rms", "layer"), self.chance(35)
         shifted = kind == "layer" and self.chance(70)
         eps = self.pick(1e-6, 1e-5, 1e-3)
         norm = Norm(kind, eps, shifted, residual, residual and self.chance(60), self.chance(20))
-        if not isinstance(rows, int) or self.chance(80):
+        if self.chance(80):
             return norm
         return replace(norm, each=self.pick(*(n for n in range(1, rows + 1) if rows % n == 0)))
 
@@ -101,13 +101,13 @@ class Chooser:
         count = self.pick(1, 1, 1, 2, 3)
         outputs = tuple(self._projection(rows) for _ in range(count))
         k = self.pick(*WIDTHS)
-        work = NormMatmul(rows, k, outputs, self._norm(rows), self.dtype, self.out_dtype)
+        work = NormMatmul(rows, k, outputs, self._norm(size), self.dtype, self.out_dtype)
         return contraction_cases.Case(repr(work), work, size)
 
     def _gated(self) -> Case:
         rows, size = self._rows()
         merged = self.chance(50)
-        norm = self._norm(rows)
+        norm = self._norm(size)
         work = GatedFFN(
             *(rows, self.pick(*WIDTHS), self.pick(*WIDTHS), self._layout(), merged),
             *(not merged or self.chance(50), self.pick(*ACTIVATIONS), norm),

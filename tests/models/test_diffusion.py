@@ -33,26 +33,37 @@ class Block(torch.nn.Module):
         parts = self.steps(functional.silu(step)).chunk(6, 1)
         shift, scale, gate, shift2, scale2, gate2 = (part.unsqueeze(1) for part in parts)
         y = self.norm(x) * (1 + scale) + shift
-        heads = self.qkv(y).view(len(x), LENGTH, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        heads = (
+            self.qkv(y).view(x.shape[0], LENGTH, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        )
         made = functional.scaled_dot_product_attention(*heads.unbind(0))
         x = x + gate * self.out(made.transpose(1, 2).reshape(x.shape))
         y = self.norm(x) * (1 + scale2) + shift2
         return x + gate2 * self.down(functional.gelu(self.up(y), approximate="tanh"))
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_block_takes_seven_launches(batch: int) -> None:
+def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, LENGTH, WIDTH), torch.randn(batch, WIDTH)
+
+
+@pytest.mark.parametrize(("batch", "runs"), [(1, (1,)), (3, (3,)), (None, (2, 3, 7))])
+def test_a_block_takes_seven_launches(batch: int | None, runs: tuple[int, ...]) -> None:
+    """Whether the number of sequences is known or not."""
     torch.manual_seed(0)
-    block, given = Block().eval(), (torch.randn(batch, LENGTH, WIDTH), torch.randn(batch, WIDTH))
+    block, of_any = Block().eval(), torch.export.Dim("batch", min=2, max=64)
+    shapes = None if batch else ({0: of_any}, {0: of_any})
     with torch.no_grad():
-        wanted = block(*given).numpy()
-        mod = from_exported_program(torch.export.export(block, given), keep_params_as_input=True)
+        exported = torch.export.export(block, inputs(batch or 3), dynamic_shapes=shapes)
+        mod = from_exported_program(exported, keep_params_as_input=True)
     mod, params = relax.frontend.detach_params(mod)
     report = Report()
     pipeline = relax_fusion_pipeline(quick_host(), report=report)
-    arrays = [*(tvm.runtime.tensor(a.numpy()) for a in given), *params["main"]]
-    got = machine(quickly(mod, pipeline))["main"](*arrays)
-    np.testing.assert_allclose(got[0].numpy(), wanted, rtol=1e-4, atol=1e-5)
+    main = machine(quickly(mod, pipeline))["main"]
+    for given in map(inputs, runs):
+        with torch.no_grad():
+            wanted = block(*given).numpy()
+        got = main(*(tvm.runtime.tensor(a.numpy()) for a in given), *params["main"])
+        np.testing.assert_allclose(got[0].numpy(), wanted, rtol=1e-4, atol=1e-5)
     # silu, its projection, both with the norm, attention, the output's, and what comes down
     (coverage,) = report.coverage
     assert len(coverage.launches.kernels) == 7 and not coverage.launches.copies

@@ -26,6 +26,7 @@ from relax_fusion.workload import (
     WeightLayout,
     extent,
 )
+from relax_fusion.workload.dims import part_of
 from relax_fusion.workload.reference import evaluate
 
 from .workloads import Arrays, inputs, results, rounding
@@ -67,6 +68,7 @@ class Case:
     def sizes(self) -> dict[str, int]:
         """Sizes of the dynamic dimensions, by name."""
         values = {"rows": self.rows, "columns0": self.dynamic_columns}
+        values |= {d: -(-self.rows // part_of(d)) for d in self.work.graph.dims if part_of(d)}
         return {"rows": self.rows, **{d: values.get(d, 3) for d in self.work.graph.dims}}
 
     def inputs(self) -> Arrays:
@@ -390,6 +392,7 @@ def dynamic_works() -> dict[str, NormMatmul | GatedFFN]:
         "gated": replace(GATED, rows=ROWS),
         "odd": replace(BASE, rows=ROWS, k=50, outputs=(plain(33, "bias"),)),
         "three": replace(BASE, rows=ROWS, outputs=THREE),
+        "scale_of_sequences": replace(BASE, rows=ROWS, outputs=(plain(48, "bias:3", "scale:3"),)),
         "rope": replace(BASE, rows=ROWS, outputs=(turned(ROPE, 64),)),
         "rope_positions": replace(
             BASE, rows=ROWS, outputs=(turned(replace(ROPE, positions=DynamicDim("s")), 64),)
