@@ -8,6 +8,7 @@ import tvm
 from tvm import ir, tirx
 
 from ..tvm_ir import TensorLoad, structural_equal
+from ..workload import FLOAT_BYTES
 from ..workload.formats import NUMBERS
 from .expressions import is_number
 
@@ -119,9 +120,16 @@ def _zero(value: tirx.Expr) -> Field | int | None:
 
 
 def _uncast(value: tirx.Expr) -> tirx.Expr:
-    """Return what is cast to a type of floats, or of integers that hold all that it may be."""
+    """Return what is cast to a type of floats, or of integers that hold all that it may be.
+
+    What narrows floats, and is cast back, stays: a kernel would keep what that drops.
+    """
+    widest = 0.0
     while isinstance(value, tirx.Cast):
         given, to = (str(v.ty.dtype) for v in (value.value, value))
+        widest = max(widest, FLOAT_BYTES.get(to, 0))
+        if FLOAT_BYTES.get(to, widest) < min(widest, FLOAT_BYTES.get(given, 0)):
+            return value
         narrow = given in (*NUMBERS, *_FLOATS, "uint8", "uint16", "uint32", "int32")
         wider = given in ("int8", "uint8") and to == "int32"
         if not wider and not (to in _FLOATS and narrow):

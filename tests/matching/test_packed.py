@@ -183,6 +183,10 @@ OTHERS = {
         lambda j, k, w, s: half((half(w[j, k]) * s[j]).astype(E4M3)),
         *((BYTES, "int8"), ((N,), "float16")),
     ),
+    "rounded, and widened again": (
+        lambda j, k, w, s: half(wide(half(wide(w[j, k]) * s[j]))),
+        *((BYTES, "int8"), ((N,), "float32")),
+    ),
     "cut to integers": (
         lambda j, k, w, s: half(w[j, k].astype("int32")) * s[j],
         *((BYTES, E4M3), ((N,), "float16")),
