@@ -16,7 +16,7 @@ from tvm import ir, tirx
 from ..errors import LoweringError
 from ..estimator.families.triton_experts import PAIRS, TILES, ExpertPlan
 from ..hardware import DeviceSpec
-from ..launch.arguments import Workspace
+from ..launch.arguments import TensorMap, Workspace
 from ..workload import DynamicDim, ExpertMatmul
 from .kernel import KernelOptions
 from .kernels.expert_order import TILE_FIELDS, expert_order
@@ -175,17 +175,17 @@ class ExpertCall:
         parts = room("parts", (held, form.n), self.out_dtype) if added else self.tensors.out
         swap = block_m < SWAP_ROWS
         tile = self._tile(plan, block_m=block_m, swap=swap, group_m=GROUP_M)
-        product = Step(
-            expert_tiles,
-            (tiles * self._columns(plan),),
-            {
-                "p": self.tensors._replace(residual=None, ids=None, out=parts),
-                "order_ptr": order,
-                "tiles_ptr": table,
-            },
-            {"F": form, "C": tile},
-            self._options(plan.num_warps, plan.num_stages),
-        )
+        given = {
+            "p": self.tensors._replace(residual=None, ids=None, out=parts),
+            "order_ptr": order,
+            "tiles_ptr": table,
+        }
+        if plan.tensor_map:
+            box = (plan.block_n, plan.block_k)
+            given["w_map"] = TensorMap(self.tensors.w, box if form.layout == "nk" else box[::-1])
+        options = self._options(plan.num_warps, plan.num_stages)
+        grid = (tiles * self._columns(plan),)
+        product = Step(expert_tiles, grid, given, {"F": form, "C": tile}, options)
         return [sorted_, product, *([self._sum(parts)] if added else [])]
 
     def _sum(self, parts: Any) -> Step:

@@ -56,6 +56,17 @@ def test_what_the_kernels_are_not_for_is_left_to_others(why: str) -> None:
     assert choice.plans.plan_for(1).family == "experts"
 
 
+def test_tensor_maps_are_not_for_all_weights() -> None:
+    tile = ExpertPlan(*(128, 128, 64), num_stages=3, num_warps=8, family="expert_tiles")
+    mapped = replace(tile, tensor_map=1)
+    assert not list(violations(mapped, UP, H200))
+    assert "no tensor maps" in "; ".join(violations(mapped, UP, device("a100")))
+    assert "16 B" in "; ".join(violations(mapped, replace(UP, k=2044), H200))
+    swapped = replace(UP, layout="kn", k=2080)
+    assert "divides k" in "; ".join(violations(mapped, swapped, H200))
+    assert not list(violations(tile, swapped, H200))
+
+
 def test_plans_that_do_not_fit_say_why() -> None:
     tile = ExpertPlan(128, 256, 64, num_stages=3, num_warps=8, family="expert_tiles")
     assert "shared memory" in "; ".join(violations(tile, UP, H200))

@@ -19,6 +19,7 @@ from .launches import Values, launch_of
 PAIRS = ExpertPlan(1, 16, 32, num_stages=1, num_warps=4, unroll=2, family="expert_pairs")
 TILES = ExpertPlan(16, 64, 32, num_stages=2, num_warps=4, family="expert_tiles")
 TALL = replace(TILES, block_m=64, block_n=32)
+MAPPED = replace(TALL, tensor_map=1)
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class ExpertCase:
     def shapes(self, tokens: Any) -> dict[str, tuple[Any, ...]]:
         """Return the sizes of the operands that there are, and of the result."""
         f = self.form
-        weight = (self.columns, f.k) if f.layout == "nk" else (f.k, self.columns)
+        both = (f.experts * self.columns, f.k), (f.experts * f.k, self.columns)
         every = {
             "x": (tokens, f.chosen, f.k) if f.each else (tokens, f.k),
             "ids": (tokens, f.chosen),
-            "w": (f.experts, *weight),
+            "w": both[f.layout == "kn"],
             "bias": (f.experts, self.columns) if self.bias else None,
             "share": (tokens, f.chosen) if self.share else None,
             "residual": (tokens, f.n) if self.residual else None,
@@ -81,7 +82,8 @@ class ExpertCase:
         """Return the result in float64."""
         f, of = self.form, {n: a.astype(np.float64) for n, a in given.items()}
         ids = np.clip(given["ids"], 0, f.experts - 1)
-        weight = of["w"] if f.layout == "nk" else of["w"].transpose(0, 2, 1)
+        weight = of["w"].reshape(f.experts, -1, of["w"].shape[1])
+        weight = weight if f.layout == "nk" else weight.transpose(0, 2, 1)
         x = of["x"] if f.each else np.repeat(of["x"][:, None], f.chosen, 1)
         y = np.einsum("tcnk,tck->tcn", weight[ids], x)
         y = y + of["bias"][ids] if self.bias else y

@@ -30,6 +30,14 @@ class Launch:
     constants: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor by its name, of two dimensions, that is read in tiles by a descriptor."""
+
+    name: str
+    box: tuple[int, ...]
+
+
 def not_dependent(constexprs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constants of a launch that waits for no other."""
     if "C" in constexprs:
@@ -51,12 +59,15 @@ def run(
 ) -> Any:
     """Do the launches, in the worker or on a GPU, and return the tensors after them in float64."""
     import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     held = {
         n: torch.from_numpy(v).to(device, getattr(torch, dtypes[n])) for n, v in tensors.items()
     }
 
     def value(argument: Any) -> Any:
+        if isinstance(argument, Mapped):
+            return TensorDescriptor.from_tensor(held[argument.name], [*argument.box])
         if isinstance(argument, tuple):
             return same_tuple(argument, map(value, argument))
         return held[argument] if isinstance(argument, str) else argument

@@ -16,7 +16,15 @@ from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.families.triton_experts import ExpertPlan
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec, device
-from relax_fusion.launch.arguments import InOut, Out, Part, Workspace, is_number, is_tensor
+from relax_fusion.launch.arguments import (
+    InOut,
+    Out,
+    Part,
+    TensorMap,
+    Workspace,
+    is_number,
+    is_tensor,
+)
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
@@ -26,7 +34,7 @@ from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.workload import Attention, Workload
 from relax_fusion.workload.reference import sizes_of
 
-from .interpreted import Interpreter, Launch, not_dependent, same_tuple
+from .interpreted import Interpreter, Launch, Mapped, not_dependent, same_tuple
 from .workloads import Arrays, shape_of
 
 H200 = device("h200")
@@ -117,6 +125,8 @@ def launch_of(
             return room
         if isinstance(value, Out):
             return outputs[value.index]
+        if isinstance(value, TensorMap):
+            return Mapped(known(value.of), tuple(value.block))
         if isinstance(value, Part):  # it is only read: a copy will do
             name = inputs[value.of.name]
             part = f"{name} from {value.start}"

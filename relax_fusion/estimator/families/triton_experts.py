@@ -10,11 +10,11 @@ fewer pairs than experts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...hardware import DeviceSpec
 from ...hardware.instructions import MMA
-from ...validation import Count
+from ...validation import Count, Natural
 from ...workload import DTYPE_BYTES, ExpertMatmul
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
 from ..gpu_cost import Launch, Rates, Times, predicted, price, price_step, resident_blocks
@@ -67,6 +67,9 @@ MATRIX_TILES = (
 )
 """Pairs, columns, elements of k, warps and stages of tiles on tensor cores."""
 
+MAPPED_ROWS, MAPPED_K = 64, 64
+"""Tiles of at least so many pairs and elements of k are offered by tensor maps, too."""
+
 SORT_S, SORT_PAIR_S = 3e-6, 0.3e-9
 """Sorting pairs takes so many seconds, and for each pair.  Assumed."""
 
@@ -79,9 +82,12 @@ class ExpertPlan(TilePlan):
     ----------
     unroll : int
         Blocks of k of a turn of the loop of "expert_pairs".
+    tensor_map : int
+        1 where "expert_tiles" reads weights by a tensor map, 0 where by pointers.
     """
 
     unroll: Count = 1
+    tensor_map: Natural = 0
 
 
 class TritonExperts(KernelFamily[ExpertMatmul]):
@@ -122,8 +128,12 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
                 plan = ExpertPlan(1, block_n, block_k, num_warps=warps, family=PAIRS)
                 yield Offer(plan, last=MOST_ROWS)
         for rows, columns, depth, warps, stages in MATRIX_TILES:
-            numbers = {"num_warps": warps, "num_stages": stages}
-            yield Offer(ExpertPlan(rows, columns, depth, **numbers, family=TILES), first=2)
+            plan = ExpertPlan(
+                *(rows, columns, depth), num_warps=warps, num_stages=stages, family=TILES
+            )
+            yield Offer(plan, first=2)
+            if rows >= MAPPED_ROWS and depth >= MAPPED_K:
+                yield Offer(replace(plan, tensor_map=1), first=2)
 
     def violations(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
         """Yield what kernels ask for, and what a block has not."""
@@ -149,6 +159,8 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
             used, most = _smem(plan, work), dev.smem_per_block_bytes
             if used > most:
                 yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
+            if getattr(plan, "tensor_map", 0):
+                yield from _unmapped(plan, problem)
         if sums > MAX_ACCUMULATORS:
             yield f"a thread has {sums} sums, at most {MAX_ACCUMULATORS} fit its registers"
 
@@ -160,6 +172,18 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
         foot = Footprint(_smem(plan, work), _accumulators(plan, work) + beside, threads)
         of = _pairs_at if plan.family == PAIRS else _tiles_at
         return Formula(foot, lambda size: of(plan, work, dev, foot, size))
+
+
+def _unmapped(plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
+    """Yield why weights cannot be read by a tensor map."""
+    work, dev = problem.work, problem.dev
+    if not dev.capabilities.tma:
+        yield f"the {dev.label} has no tensor maps"
+    line = (work.k if work.layout == "nk" else work.columns) * DTYPE_BYTES[work.dtype]
+    if line % 16:
+        yield f"a line of a weight has {line} B, tensor maps need multiples of 16 B"
+    if work.layout == "kn" and work.k % plan.block_k:
+        yield f"block_k is {plan.block_k}, a tensor map of 'kn' weights needs one that divides k"
 
 
 def _halves(work: ExpertMatmul) -> int:

@@ -28,44 +28,63 @@ from .matmul_pointer import multiply, rows_first
 
 
 @triton.jit
-def weight_pointers(w_ptr, columns, k_index, F: tl.constexpr):
-    """Return the pointers ``[n, k]`` of a tile of an expert's weight."""
-    if F.layout == "nk":
-        return w_ptr + columns[:, None] * F.k + k_index[None, :]
+def weight_tile(
+    w, w_map, expert, tile_n, start, PART: tl.constexpr, F: tl.constexpr, C: tl.constexpr
+):
+    """Return a tile ``[n, k]`` of an expert's weight, zero beyond the end of k.
+
+    `PART` is 1 for the columns that are F.n further on.  Columns beyond the end are others', and
+    their results are not stored.
+    """
+    COLUMNS: tl.constexpr = width_of(F, True)
+    if w_map is not None:
+        first = tile_n * C.block_n + PART * F.n
+        if F.layout == "nk":
+            return w_map.load([expert * COLUMNS + first, start])
+        else:
+            return w_map.load([expert * F.k + start, first]).T
     else:
-        return w_ptr + columns[:, None] + k_index[None, :] * width_of(F, True)
+        columns = PART * F.n + read_columns(tile_n, F, C)
+        k_index = start + tl.arange(0, C.block_k)
+        ptrs = w + expert.to(tl.int64) * (COLUMNS * F.k)
+        if F.layout == "nk":
+            ptrs += columns[:, None] * F.k + k_index[None, :]
+        else:
+            ptrs += columns[:, None] + k_index[None, :] * COLUMNS
+        if F.k % C.block_k == 0:
+            return tl.load(ptrs)
+        else:
+            return tl.load(ptrs, mask=(k_index < F.k)[None, :], other=0.0)
 
 
 @triton.jit
-def loaded(ptrs, k_index, K: tl.constexpr, EVEN_K: tl.constexpr):
-    """Load ``ptrs [n, k]``, zero beyond the end of k."""
-    if EVEN_K:
-        return tl.load(ptrs)
-    else:
-        return tl.load(ptrs, mask=(k_index < K)[None, :], other=0.0)
+def read_columns(tile_n, F: tl.constexpr, C: tl.constexpr):
+    """Return the columns ``[n]`` of a tile, any for those beyond the end, in runs as they lie."""
+    WIDTH: tl.constexpr = width_of(F, F.gate == "pairs")
+    RUN: tl.constexpr = together(WIDTH, C.block_n)
+    columns = tile_n * C.block_n + tl.arange(0, C.block_n)
+    return tl.max_contiguous(tl.multiple_of(columns % WIDTH, RUN), RUN)
 
 
 @triton.jit
-def products(x_ptrs, in_rows, w_ptr, columns, F: tl.constexpr, C: tl.constexpr):
-    """Return float32 ``[m, n]`` products of rows with the columns, and with those F.n further on.
+def products(x_ptrs, in_rows, w, w_map, expert, tile_n, F: tl.constexpr, C: tl.constexpr):
+    """Return float32 ``[m, n]`` products of rows with a tile of columns, and with its other half.
 
-    The latter are those of the other half of a gated weight; without one, they are zeros.
+    The latter are zeros where gate and up are no halves of the columns.
     """
     EVEN_K: tl.constexpr = F.k % C.block_k == 0
     HALVES: tl.constexpr = F.gate == "halves"
     shape: tl.constexpr = [C.block_n, C.block_m] if C.swap else [C.block_m, C.block_n]
     acc = tl.zeros(shape, tl.float32)
     acc_other = tl.zeros(shape, tl.float32)
-    other_ptr = w_ptr + (F.n * F.k if F.layout == "nk" else F.n)
     for start in tl.range(0, F.k, C.block_k, num_stages=C.stages):
         k_index = start + tl.arange(0, C.block_k)
         x_mask = in_rows if EVEN_K else in_rows & (k_index < F.k)[None, :]
         x = tl.load(x_ptrs + k_index[None, :], mask=x_mask, other=0.0)
-        w = loaded(weight_pointers(w_ptr, columns, k_index, F), k_index, F.k, EVEN_K)
-        acc = multiply(w, x, acc, C.swap)
+        acc = multiply(weight_tile(w, w_map, expert, tile_n, start, 0, F, C), x, acc, C.swap)
         if HALVES:
-            w = loaded(weight_pointers(other_ptr, columns, k_index, F), k_index, F.k, EVEN_K)
-            acc_other = multiply(w, x, acc_other, C.swap)
+            other = weight_tile(w, w_map, expert, tile_n, start, 1, F, C)
+            acc_other = multiply(other, x, acc_other, C.swap)
     return rows_first(acc, C.swap), rows_first(acc_other, C.swap)
 
 
@@ -76,7 +95,7 @@ def together(columns, block):
 
 
 @triton.jit
-def expert_tiles(p, order_ptr, tiles_ptr, F: tl.constexpr, C: tl.constexpr):
+def expert_tiles(p, order_ptr, tiles_ptr, F: tl.constexpr, C: tl.constexpr, w_map=None):
     """Compute ``[block_m, block_n]`` of the products of pairs.  Grid: ``(tiles * column tiles,)``.
 
     Parameters
@@ -86,35 +105,32 @@ def expert_tiles(p, order_ptr, tiles_ptr, F: tl.constexpr, C: tl.constexpr):
     order_ptr, tiles_ptr
         What `expert_order` has written.
     C : ExpertTile
+    w_map : descriptor, optional
+        Of `p.w`, as two dimensions, by which it is read in the place of pointers.
     """
     if C.pdl:
         gdc_wait()
         gdc_launch_dependents()
     PAIRED: tl.constexpr = F.gate == "pairs"
-    WIDTH: tl.constexpr = width_of(F, PAIRED)
-    COLUMNS: tl.constexpr = width_of(F, True)
-    tiles_n: tl.constexpr = (WIDTH + C.block_n - 1) // C.block_n
+    tiles_n: tl.constexpr = (width_of(F, PAIRED) + C.block_n - 1) // C.block_n
     tiles = tl.load(tiles_ptr)
     if tl.program_id(0) >= tiles * tiles_n:
         return
     tile_m, tile_n = swizzled_tile(tl.program_id(0), tiles, tiles_n, C.group_m)
     tile_ptr = tiles_ptr + 1 + tile_m * TILE_FIELDS
-    expert = tl.load(tile_ptr).to(tl.int64)
+    expert = tl.load(tile_ptr)
     place = tl.load(tile_ptr + 1) + tl.arange(0, C.block_m)
     in_rows = place < tl.load(tile_ptr + 2)
     pair = tl.load(order_ptr + place, mask=in_rows, other=0)
     row = pair if F.each else pair // F.chosen
-    columns = tile_n * C.block_n + tl.arange(0, C.block_n)
-    RUN: tl.constexpr = together(WIDTH, C.block_n)
-    read = tl.max_contiguous(tl.multiple_of(columns % WIDTH, RUN), RUN)
     x_ptrs = p.x + row.to(tl.int64)[:, None] * F.k
-    w_ptr = p.w + expert * (COLUMNS * F.k)
-    acc, other = products(x_ptrs, in_rows[:, None], w_ptr, read, F, C)
+    acc, other = products(x_ptrs, in_rows[:, None], p.w, w_map, expert, tile_n, F, C)
+    columns = tile_n * C.block_n + tl.arange(0, C.block_n)
     if p.bias is not None:
-        bias_ptr = p.bias + expert * COLUMNS
-        acc += tl.load(bias_ptr + read).to(tl.float32)[None, :]
+        bias_ptr = p.bias + expert.to(tl.int64) * width_of(F, True) + read_columns(tile_n, F, C)
+        acc += tl.load(bias_ptr).to(tl.float32)[None, :]
         if F.gate == "halves":
-            other += tl.load(bias_ptr + F.n + read).to(tl.float32)[None, :]
+            other += tl.load(bias_ptr + F.n).to(tl.float32)[None, :]
     if PAIRED:
         acc, other = apart(acc)
         columns = tile_n * (C.block_n // 2) + tl.arange(0, C.block_n // 2)

@@ -21,6 +21,7 @@ from relax_fusion.workload.reference import evaluate
 
 from ...support.expert_calls import (
     GPT_OSS,
+    MAPPED,
     MODELS,
     PAIRS,
     TALL,
@@ -35,7 +36,7 @@ from ...support.slow import sampled
 from ...support.workloads import inputs
 from .compiled import NARROW, SIGNS, stack_bytes
 
-PLANS = {"pairs": PAIRS, "tiles": TILES, "tall": TALL}
+PLANS = {"pairs": PAIRS, "tiles": TILES, "tall": TALL, "mapped": MAPPED}
 EVEN, ODD = {"k": 64, "n": 32}, {"k": 72, "n": 40}
 CASES = {
     **{
@@ -73,7 +74,7 @@ def test_weights_of_experts_that_nobody_chose_are_not_read(interpreter: Interpre
     given = case.inputs(7)
     given["ids"] = np.where(given["ids"] == 2, 3, given["ids"])
     exact = case.exact(given)
-    given["w"][2] = np.nan
+    given["w"].reshape(5, -1)[2] = np.nan
     for plan in PLANS.values():
         got = case.computed(interpreter, plan, given)
         assert np.abs(got - exact).max() < 1e-3 * np.abs(exact).max()
@@ -149,12 +150,14 @@ def test_there_are_tiles_enough_for_any_choice(block: int) -> None:
 
 BIG = ExpertPlan(128, 128, 64, num_stages=4, num_warps=8, family="expert_tiles")
 FEW = ExpertPlan(16, 128, 64, num_stages=4, num_warps=4, family="expert_tiles")
+BY_MAP = replace(BIG, tensor_map=1)
 LONG = ExpertPlan(1, 4, 1024, num_warps=4, unroll=1, family="expert_pairs")
 WIDE = ExpertPlan(1, 64, 32, num_warps=4, unroll=2, family="expert_pairs")
 COMPILED = [
     *((name, "big") for name in MODELS),
     *((name, "few") for name in MODELS),
     *((name, "pairs") for name in MODELS),
+    *((name, "map") for name in MODELS),
 ]
 
 
@@ -162,7 +165,7 @@ COMPILED = [
 def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: Path) -> None:
     case = MODELS[name]
     rows = WIDE if case.form.layout == "kn" else LONG
-    plan = {"big": BIG, "few": FEW, "pairs": rows}[how]
+    plan = {"big": BIG, "few": FEW, "pairs": rows, "map": BY_MAP}[how]
     steps = case.call(64, dependent=True).steps(plan, {}, 64)
     assert len(steps) == (1 if how == "pairs" else 3 if case.share else 2)
     outs = [case.out_type(64)]
@@ -173,6 +176,8 @@ def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: 
         assert "griddepcontrol.wait" in text
         assert stack_bytes(made.image, tmp_path) == 0 and made.scratch_bytes == 0
         signs = {"expert_tiles": ("copies", "wgmma"), "expert_pairs": ("wide loads",)}
+        if made.entry == "expert_tiles":
+            assert bool(re.search(SIGNS["tensor copies"], text)) == (how == "map")
         for sign in signs.get(made.entry, ()):
             assert re.search(SIGNS[sign], text), sign
             assert sign not in NARROW or not re.search(NARROW["copies"].split("|")[0], text)
