@@ -10,6 +10,7 @@ from .duplicates import MergeDuplicates
 from .feature_parts import SplitProjections
 from .float8 import WidenFloat8Products
 from .imports import MendImports
+from .integer_products import MultiplyBytes
 from .moved_norms import MoveNorms
 from .moved_views import MoveViews
 from .movements import MoveReshapes
@@ -30,6 +31,7 @@ def _simplify_algebra(*options: Any) -> Any:
 CANONICAL: dict[str, Callable[..., Any]] = {
     "MendImports": MendImports,
     "MergeDuplicates": MergeDuplicates,
+    "MultiplyBytes": MultiplyBytes,
     "MultiplyConvolutions": MultiplyConvolutions,
     "MoveReshapes": MoveReshapes,
     "MoveTransposes": MoveTransposes,

@@ -56,7 +56,7 @@ def _stored(bits: tirx.Expr) -> tirx.Expr:
     """Return the element whose bits `_bits` gives."""
     if _is_choice(bits):
         return tirx.if_then_else(bits.args[0], *map(_stored, bits.args[1:]))
-    return bits if isinstance(bits, TensorLoad) else bits.args[0]
+    return bits.args[0] if isinstance(bits, ir.Call) else bits  # of a uint8, its bits are it
 
 
 def _is_choice(value: tirx.Expr) -> bool:

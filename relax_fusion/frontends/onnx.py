@@ -17,6 +17,7 @@ from onnx.numpy_helper import to_array
 from tvm import ir, relax
 from tvm.relax.frontend.onnx import from_onnx
 
+from ..canonical import CANONICAL
 from ..errors import ModelFileError
 from ..matching.pattern import is_call
 from ..transforms.modules import with_functions
@@ -91,7 +92,7 @@ def _imported(model: onnx.ModelProto) -> ImportedModel:
         model = inline_local_functions(model)
     _check_opset(model)
     names = _named(model)
-    mod = from_onnx(model)
+    mod = CANONICAL["MultiplyBytes"]()(from_onnx(model))  # sums of weights are constants as yet
     signature = signature_of(mod, names, [output.name for output in model.graph.output])
     mod, weights = _with_weights(with_clipped_indices(mod), _names(model))
     return ImportedModel(mod, signature, weights)

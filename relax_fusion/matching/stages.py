@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..tvm_ir import Analyzer, SBlockRealize, structural_equal
-from .expressions import is_number
+from .expressions import is_number, variables_of
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,18 @@ def _read_nest(stmt: tirx.Stmt) -> Stage | None:
     if not isinstance(store, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
         return None
     extents: dict[tirx.Var, tirx.Expr] = {}
-    for axis, value in zip(block.iter_vars, stmt.iter_values, strict=True):
+    used = variables_of((*store.indices, store.value))
+    every = zip(block.iter_vars, stmt.iter_values, strict=True)
+    own = [(a, at) for a, at in every if a.var in used or not is_number(a.dom.extent, 1)]
+    axes = [axis for axis, _ in own]  # the block of a number has one that nothing reads
+    for axis, value in own:
         if not _covers_its_loop(axis, value, loops):
             return None
         extents[axis.var] = axis.dom.extent
     spatial = tuple(store.indices)
-    reduced = tuple(a.var for a in block.iter_vars if a.iter_type == tirx.IterVar.CommReduce)
-    known = {a.var for a in block.iter_vars if a.iter_type == tirx.IterVar.DataPar}
-    if set(spatial) != known or len(spatial) != len(known) or len(extents) != len(block.iter_vars):
+    reduced = tuple(a.var for a in axes if a.iter_type == tirx.IterVar.CommReduce)
+    known = {a.var for a in axes if a.iter_type == tirx.IterVar.DataPar}
+    if set(spatial) != known or len(spatial) != len(known) or len(extents) != len(axes):
         return None
     if len(reduced) + len(spatial) != len(extents) or not _whole(store.buffer, spatial, extents):
         return None

@@ -13,6 +13,8 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
+from relax_fusion.dlight_rules import GenericMatmulRule
+from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
 from relax_fusion.estimator.families.cpu_dots import FAMILIES, word_of
 from relax_fusion.hardware.target import device_of, host_target
@@ -20,6 +22,7 @@ from relax_fusion.report import Report
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection, WeightLayout
 
 from ..support.chains import Chain, module
+from ..support.generic_cases import Input, fused
 from ..support.quick import loaded, machine, quick, quickly
 from ..support.slow import sampled
 from .compiled import scheduled
@@ -150,3 +153,39 @@ def test_words_have_no_other_bits_than_their_elements() -> None:
     out = tvm.runtime.empty((1, 16), "float32")
     library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), out)
     np.testing.assert_array_equal(out.numpy(), x.astype("f4") @ w.astype("f4").T)
+
+
+def product_of(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+    return relax.op.matmul(x, w, out_dtype="int32")
+
+
+GENERIC = {
+    "a batch": ([Input((3, 7, 52), "int8"), Input((3, 52, 33), "int8")], product_of),
+    "a computed weight": (
+        [Input((7, 52), "int8"), Input((52, 33))],
+        lambda x, w: product_of(x, relax.op.astype(w, "int8")),
+    ),
+    "computed rows": (
+        [Input((7, 52)), Input((33, 52), "int8")],
+        lambda x, w: product_of(relax.op.astype(x, "int8"), relax.op.permute_dims(w)),
+    ),
+    "both computed, in a batch": (
+        [Input((3, 7, 52)), Input((3, 52, 33))],
+        lambda x, w: product_of(relax.op.astype(x, "uint8"), relax.op.astype(w, "uint8")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_the_rule_for_generic_matmuls_computes_operands_on_the_way(name: str) -> None:
+    inputs, emit = GENERIC[name]
+    made = GenericMatmulRule().attempt(fused(inputs, emit), HOST)
+    assert not isinstance(made, Decline)
+    func = made.mod["main"].with_attr("global_symbol", "main")
+    rng, library = np.random.default_rng(9), loaded(quickly(tvm.IRModule({"main": func})))
+    x, w = (rng.integers(0, 127, each.shape).astype(each.dtype) for each in inputs)
+    columns = w.swapaxes(-1, -2) if name == "computed rows" else w
+    exact = x.astype("int32") @ columns.astype("int32")
+    out = tvm.runtime.empty(exact.shape, "int32")
+    library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), out)
+    np.testing.assert_array_equal(out.numpy(), exact)

@@ -77,7 +77,11 @@ LEFT: dict[str, tuple[Case, Any, str]] = {
         "copied 4 bytes at least at once, along 97 elements",
     ),
     "odd columns": ((integers((77, 96), (96, 41)), product), "h200", "along 96, 41 elements"),
-    "a CPU": ((integers((77, 96), (96, 40)), product), "llvm", "(CUDA, sm_80 or newer)"),
+    "a CPU": (
+        (integers((77, 96), (96, 40)), product),
+        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a53"},
+        "has no instruction that adds up its products",
+    ),
     "an older GPU": (
         (integers((77, 96), (96, 40)), product),
         {"kind": "cuda", "arch": "sm_75", "model": "rtx3080"},

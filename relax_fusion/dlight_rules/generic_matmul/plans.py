@@ -50,7 +50,7 @@ def planned(
     Tensor cores read their operands as they lie in memory; only a weight of few loads is computed
     between memory and them (`dequantisable`).  Other factors are written to memory by a kernel in
     front, where that pays, and else read by a kernel of scalar instructions, which computes them on
-    the way; so they always are in a batch, for which there is one kernel.
+    the way; so they always are in a batch, for which there is one kernel, and on a CPU.
     """
     work = form.workload(allow_tf32)
     if isinstance(work, Decline):
@@ -63,7 +63,8 @@ def planned(
     choice = choose(work, dev, always=True, backend="tir")
     if isinstance(choice, Decline):
         return choice
-    if not computed or all(plan.family in SCALAR_FAMILIES for _, plan in choice.plans.boxes):
+    scalars = all(plan.family in SCALAR_FAMILIES for _, plan in choice.plans.boxes)
+    if not computed or scalars or dev.kind == "cpu":
         return form, work, _by_rows(choice.plans)
     scalars_only = replace(dev, capabilities=NO_CAPABILITIES)
     scalar = choose(work, scalars_only, always=True, backend="tir")
