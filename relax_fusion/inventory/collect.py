@@ -20,6 +20,8 @@ from ..workload.graph import Graph
 from .operators import COUNTED, arrays_of, extent, function_item, operator_item, tensors_of
 from .record_graph import KERNELS, OUTSIDE
 
+COLLECTIVES = ("relax.ccl.allreduce", "relax.ccl.allgather")
+
 
 @tvm.transform.module_pass(opt_level=0, name="RecordWork")
 @dataclass(frozen=True)
@@ -27,8 +29,9 @@ class RecordWork:
     """Record what each function multiplies; the module stays as it is.
 
     Every fused chain is recorded, every matmul, convolution and attention that was left, whoever
-    wrote it, and every call of a function outside of the module, whose work nobody here knows.  It
-    has to come behind the fusing passes and `ReportLeftovers`, whose reasons it takes over.
+    wrote it, sums and gathers of several workers, and every call of a function outside of the
+    module, whose work nobody here knows.  It has to come behind the fusing passes and
+    `ReportLeftovers`, whose reasons it takes over.
 
     Parameters
     ----------
@@ -153,6 +156,8 @@ class _Collector:
             if isinstance(func, tirx.PrimFunc):
                 made = function_item(function, var, call, func)
                 return replace(made, reason="a function of TIR") if made is not None else None
+        if is_call(call, *COLLECTIVES):
+            return _collective(function, var, call)
         if isinstance(call.op, relax.ExternFunc):
             return _outside(function, var, call.op, call.args)
         if is_call(call, *OUTSIDE) and isinstance(call.args[0], relax.ExternFunc):
@@ -205,6 +210,16 @@ def _bind(found: dict[str, Extent], dims: Sequence[object], sizes: Sequence[ir.E
     for dim, size in zip(dims, sizes, strict=False):
         if not isinstance(dim, int):
             found.setdefault(getattr(dim, "name"), extent(size))  # noqa: B009
+
+
+def _collective(function: str, var: relax.Var, call: relax.Call) -> Item:
+    """Return the item of a collective between workers: the array that it receives."""
+    kind = getattr(call.attrs, "op_type", "")
+    what = f"{call.op.name.removeprefix('relax.')} {kind}".strip()
+    arrays, dtype = arrays_of(var), dtype_of(var)
+    reason = "it is between workers"
+    item = Item(function, "collective", what, "outside", dtype, arrays=arrays, where=var.name)
+    return replace(item, reason=reason)
 
 
 def _outside(

@@ -18,7 +18,7 @@ from ..hardware import DeviceSpec
 from ..workload import Attention, Workload
 from ..workload.dims import extent
 from ..workload.roofline import matmul_flops
-from .costs import planned, size_of
+from .costs import collective, planned, size_of
 from .decision import Decision
 from .item import Item
 from .material import Material, Node
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .report import Report
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+COLLECTIVE = "runtime.disco."
+"""The names of Disco's collectives among launches begin so."""
 
 SHOWN_SIZES = (1, 16, 64, 256, 1024, 4096)
 """A call is priced at these values of symbolic sizes, as far as a function can have them."""
@@ -79,14 +82,24 @@ def calls_of(report: Report) -> list[Call]:
         own = [i for i in report.work_of(function) if i.status == "fused"]
         graph = next((g for g in report.material.after if g.function == function), None)
         nodes = graph.nodes if graph is not None else ()
-        others = [least_s(n, spec) for n in nodes if n.is_kernel and n.op not in decisions]
-        rest = None if graph is None else _sum_of(others)
+        others = [n for n in nodes if n.is_kernel and n.op not in decisions]
+        beside = _sum_of(least_s(n, spec) for n in others if not n.op.startswith(COLLECTIVE))
         for values in _values(own, _limits(function, report)) if spec is not None else ():
+            rest = None if graph is None else _sum_of([beside, _summed(function, values, report)])
             each = [_times(i, values, decisions[i.kernel], report.material) for i in own]
             fused, unfused, floor = zip(*each, strict=True)
             known = math.fsum(seconds for seconds in fused if seconds is not None)
             found.append(Call(function, values, known, rest, _sum_of(unfused), _sum_of(floor)))
     return found
+
+
+def _summed(function: str, values: Values, report: Report) -> float | None:
+    """Return what the collectives between workers take, in all calls; None for one unknown."""
+    spec = report.material.spec
+    assert spec is not None
+    each = [i for i in report.work_of(function) if i.kind == "collective"]
+    found = [(i.count, collective(i, values, spec)) for i in each]
+    return _sum_of(None if one is None else count * one.seconds for count, one in found)
 
 
 def _limits(function: str, report: Report) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..errors import Decline, RelaxFusionError
 from ..estimator import AttentionSize, Prediction, Size, choose, predict
 from ..estimator.baseline import predict_apart
+from ..estimator.collectives import all_reduce
 from ..estimator.family import Backend
 from ..estimator.prediction import DRAM_EFFICIENCY
 from ..estimator.tile_plan import PlanTable
@@ -157,6 +158,8 @@ def _cost(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> Item
 def _predicted(
     item: Item, values: Values, dev: DeviceSpec, backend: Backend
 ) -> tuple[Prediction | None, str]:
+    if item.kind == "collective":
+        return collective(item, values, dev), ""
     if item.work is None:
         return _left(item, values, dev, backend), ""
     choice = choose(item.work, dev, always=True, backend=backend)
@@ -194,6 +197,12 @@ def size_of(item: Item, work: Workload, values: Values) -> Size | None:
     if isinstance(work, Attention):
         return AttentionSize(ranged["batch"], ranged["rows"], ranged["keys"])
     return ranged["rows"]
+
+
+def collective(item: Item, values: Values, dev: DeviceSpec) -> Prediction | None:
+    """Predict a collective between workers; None where its size is not known."""
+    moved = item.bytes(values)
+    return None if moved is None else all_reduce(moved, dev)
 
 
 def _left(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> Prediction | None:

@@ -25,7 +25,7 @@ from ..workload.roofline import is_contraction
 from ..workload.values import Op, reads
 from .sizes import Extent, Values, names_in, times, value_of
 
-Kind = Literal["matmul", "attention", "chain", "convolution", "call"]
+Kind = Literal["matmul", "attention", "chain", "convolution", "collective", "call"]
 Status = Literal["fused", "left", "outside"]
 
 _Axis = TypeVar("_Axis")
@@ -91,9 +91,10 @@ class Item:
     ----------
     function : str
         The phase: ``prefill`` and ``decode`` of a decoder, or the function's name.
-    kind : {"matmul", "attention", "chain", "convolution", "call"}
-        What it is; a "chain" has several matmuls in a row; a "call" is of a function outside of the
-        module, whose work is not known.
+    kind : {"matmul", "attention", "chain", "convolution", "collective", "call"}
+        What it is; a "chain" has several matmuls in a row; a "collective" is between workers, of
+        the array that one receives; a "call" is of a function outside of the module, whose work is
+        not known.
     chain : str
         How it is written: the steps of a fused chain, or the operator.
     status : {"fused", "left", "outside"}
@@ -174,6 +175,8 @@ class Item:
         if self.work is not None:
             sizes = self.sizes(values)
             return None if sizes is None else _tried(lambda w, s: w.flops(**s), self.work, sizes)
+        if self.kind == "collective":
+            return 0.0
         each = [p.flops(values) for p in self.products]
         known = [n for n in each if n is not None]
         return sum(known) if known and len(known) == len(each) else None

@@ -12,7 +12,7 @@ from ..estimator import format_seconds
 from ..hardware import DeviceSpec
 from ..report import Item, Product, Table
 from ..report.costs import FunctionCost
-from ..report.sizes import Extent, SizeRange, sizes_text, value_of
+from ..report.sizes import Extent, SizeRange, sizes_text, times, value_of
 from ..report.tables import table
 
 
@@ -59,6 +59,9 @@ class Points:
 def product_cells(item: Item, values: Sequence[Mapping[str, int]]) -> tuple[str, str, str, str]:
     """Return the cells M, N, K and batch of an item, at some values of sizes or in symbols."""
     products = item.products[:1] if item.kind == "attention" else item.products
+    if item.kind == "collective" and item.arrays:
+        *rows, width = item.arrays[0].shape
+        return _span(times(*rows), values), _span(width, values), "", ""
     if not products:
         return ("?",) * 4
     same = len({(p.m, p.k, p.batch) for p in products}) == 1
@@ -73,8 +76,8 @@ def product_cells(item: Item, values: Sequence[Mapping[str, int]]) -> tuple[str,
 
 def product_text(item: Item, values: Sequence[Mapping[str, int]] = ()) -> str:
     """Return the products of an item as ``64 x 256 x 64``, and how many of them there are."""
-    m, n, k, batch = product_cells(item, values)
-    return f"{m} x {n} x {k}" + (f", {batch} times" if batch != "1" else "")
+    *sizes, batch = product_cells(item, values)
+    return " x ".join(filter(None, sizes)) + (f", {batch} times" if batch not in ("", "1") else "")
 
 
 def _span(extent: Extent, values: Sequence[Mapping[str, int]]) -> str:

@@ -9,9 +9,12 @@ import pytest
 
 from relax_fusion import make_target
 from relax_fusion.estimator import AttentionSize
+from relax_fusion.estimator.collectives import all_reduce
 from relax_fusion.models import config_from_dict, export
 from relax_fusion.report import calls
 from relax_fusion.report.calls import floor_s
+from relax_fusion.report.item import Array, Item
+from relax_fusion.report.material import Node
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..inventory.test_hand_counts import CONFIGS, report_of
@@ -39,6 +42,22 @@ def test_a_call_is_the_sum_of_its_chains_and_the_rest() -> None:
     assert 0 < call.floor_s < call.fused_s < call.unfused_s
     before = replace(report, material=replace(report.material, after=[]))  # no kernels yet
     assert {(c.rest_s, c.seconds == c.fused_s) for c in before.calls} == {(None, True)}
+
+
+def test_sums_of_workers_are_part_of_the_rest_by_their_sizes() -> None:
+    report = report_for("h200")
+    spec, call = report.material.spec, report.calls[-1]
+    one = report.work_of(call.function)[0]
+    rows = next(name for name in call.sizes)
+    arrays = (Array((rows, 4096), "float16"),)
+    summed = Item(one.function, "collective", "sum", "outside", "float16", arrays=arrays, count=3)
+    launch = Node("s", "runtime.disco.allreduce", read_bytes=1 << 30, is_kernel=True)
+    graphs = [replace(g, nodes=(*g.nodes, launch)) for g in report.material.after]
+    material = replace(report.material, after=graphs)
+    with_sums = replace(report, work=[*report.work, summed], material=material).calls
+    for before, after in zip(report.calls, with_sums, strict=True):
+        more = 3 * all_reduce(2 * 4096 * before.sizes[rows], spec).seconds
+        assert after.rest_s == pytest.approx(before.rest_s + more)
 
 
 def test_what_a_file_says_is_not_predicted_again() -> None:
