@@ -55,6 +55,7 @@ SUITES = {
         "cpu_chains": ("chains.cpu:CpuChains", "chains on this CPU: one kernel, and apart"),
         "cpu": ("cpu:Cpu", "chains on this CPU against TVM, MLC-LLM's pipeline and torch"),
         "cpu_q4": ("cpu_q4.suite:CpuQ4", "a token by 4-bit weights on this CPU against its peers"),
+        "cpu_int8": ("cpu_int8:CpuInt8", "layers of int8 weights on this CPU against its peers"),
         "imported": ("imported:Imported", "models of PyTorch on this CPU against their peers"),
         "compile": ("compile:Compile", "LLaMA-3.1-8B for an H200: seconds and memory"),
     },

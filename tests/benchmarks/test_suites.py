@@ -17,7 +17,7 @@ import relax_fusion
 from benchmarks.__main__ import main, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
-from benchmarks.suites import cpu, groups, imported, launch, plans
+from benchmarks.suites import cpu, cpu_int8, groups, imported, launch, plans
 from benchmarks.suites.cpu_q4 import graphs
 from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
@@ -117,6 +117,19 @@ def test_four_bits_on_a_cpu_and_their_goals(run, monkeypatch) -> None:
         ("vs ours, float32", 1.5, 2.0),
         ("vs onnxruntime", 0.9, 0.5),
     ]
+
+
+def test_bytes_on_a_cpu(run, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_int8, "LAYERS", {"tiny": {"up": (32, 48)}})
+    monkeypatch.setattr(cpu_int8, "PAUSE_S", 0.0)
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    who = "ours torch sums int_mm"
+    _, record = run(f"run cpu_int8 --models tiny --rows 3 --rounds 1 --contenders {who}")
+    (entry,) = record["cases"]
+    assert set(entry["seconds"]) == {*who.split()} and entry["wrong"] == []
+    layer = cpu_int8._Layer(3, 32, 48)
+    results = {who: np.asarray(getattr(layer, f"by_{who}")(1)()) + 1 for who in ("ours", "sums")}
+    assert all(layer.is_wrong(name, results) for name in results)
 
 
 @pytest.mark.parametrize("backend", ["tir", "triton"])

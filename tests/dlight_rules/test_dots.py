@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.target import Target
 
 from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
-from relax_fusion.estimator.families.cpu_dots import FAMILIES, word_of
+from relax_fusion.estimator.families.cpu_dots import FAMILIES, dot_families, word_of
 from relax_fusion.hardware.target import device_of, host_target
 from relax_fusion.report import Report
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection, WeightLayout
@@ -28,6 +32,7 @@ from ..support.slow import sampled
 from .compiled import scheduled
 from .test_contraction_panels import panels
 
+HERE = Path(__file__).parent.parent / "support" / "arm"
 BYTES = ("int8", "uint8")
 LAYOUTS: tuple[WeightLayout, ...] = ("nk", "kn")
 
@@ -189,3 +194,42 @@ def test_the_rule_for_generic_matmuls_computes_operands_on_the_way(name: str) ->
     out = tvm.runtime.empty(exact.shape, "int32")
     library["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w), out)
     np.testing.assert_array_equal(out.numpy(), exact)
+
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+CODES = {"int8": 0, "uint8": 1, "bfloat16": 4, "int32": 0, "float32": 2}
+"""Of dtypes, as DLPack has them."""
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, (COMPILER, EMULATOR))), reason=f"needs {COMPILER} and {EMULATOR}"
+)
+@pytest.mark.parametrize("mcpu", [n for n, (triple, *_) in INSTRUCTIONS.items() if triple == ARM])
+def test_kernels_for_arm_are_right_under_emulation(mcpu: str, tmp_path: Path) -> None:
+    """All of a kernel: panels, tiles, edges, and the instruction itself."""
+    triple, dtype, _ = INSTRUCTIONS[mcpu]
+    target = Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2, **triple})
+    out = "float32" if dtype == "bfloat16" else "int32"
+    work = replace(integers(dtype), rows=5, out_dtype=out)
+    family = next(dot_families(dtype, device_of(target)))
+    plan = panels(work, (3, 8), 4, family=family)  # which divides neither rows nor columns
+    library = tvm.compile(scheduled(work, plan, target), target=target)
+    library.mod.write_to_file(str(tmp_path / "kernel.o"), "o")
+    headers = tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()
+    words = ["-static", *(f"-I{path}" for path in headers), str(HERE / "run.c"), "kernel.o"]
+    subprocess.run([COMPILER, *words, "-o", "run"], check=True, cwd=tmp_path)
+    x, w = drawn(work, 5) if out == "int32" else halves(work)
+    sizes = map(str, (5, work.k, work.n, x.dtype.itemsize, CODES[dtype], CODES[out]))
+    command, given = [EMULATOR, "-cpu", "max", "run", *sizes], x.tobytes() + w.tobytes()
+    found = subprocess.run(
+        command, input=given, stdout=subprocess.PIPE, check=True, cwd=tmp_path, timeout=60
+    )
+    got = np.frombuffer(found.stdout, out).reshape(5, work.n)
+    exact = sums(work, x, w) if out == "int32" else x.astype("f8") @ w.astype("f8").T
+    np.testing.assert_allclose(got, exact, rtol=0, atol=0 if out == "int32" else 1e-5)
+
+
+def halves(work: NormMatmul) -> list[np.ndarray]:
+    rng = np.random.default_rng(4)
+    shapes = (5, work.k), (work.n, work.k)
+    return [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes]
