@@ -34,9 +34,6 @@ times as many and twice."""
 SUM_COLUMNS = 1024
 """Columns of a program of `expert_sum`."""
 
-LEAST_BINS = 32
-"""A histogram has a bin for each lane of a warp at least."""
-
 SWAP_ROWS = 64
 """With fewer rows, the weight is the left operand of the tensor cores, whose least height is 64."""
 
@@ -158,11 +155,10 @@ class ExpertCall:
 
         order = room("order", (held,), "int32")
         fields = most_tiles(held, form.experts, block_m) * TILE_FIELDS.value
-        table = room("tiles", (fields + 1,), "int32")
+        table = room("tiles", (fields,), "int32")
         big = 4 if most is None or most * form.chosen > 4 * ORDER_BLOCK else 1
         constants = {
             "EXPERTS": form.experts,
-            "BINS": max(LEAST_BINS, 1 << (form.experts - 1).bit_length()),
             "BLOCK_M": block_m,
             "BLOCK": ORDER_BLOCK * big,
             "PDL": self.dependent,
@@ -179,6 +175,7 @@ class ExpertCall:
             "p": self.tensors._replace(residual=None, ids=None, out=parts),
             "order_ptr": order,
             "tiles_ptr": table,
+            "tiles": as_int32(tiles),
         }
         if plan.tensor_map:
             box = (plan.block_n, plan.block_k)
@@ -206,9 +203,8 @@ class ExpertCall:
 
 
 def most_tiles(pairs: Any, experts: int, block_m: int) -> Any:
-    """Return how many tiles there can be: each expert that is chosen has one that is not full."""
-    chosen = min(pairs, experts) if isinstance(pairs, int) else experts
-    return (pairs + chosen * (block_m - 1)) // block_m
+    """Return how many tiles there is room for: each expert may have one that is not full."""
+    return pairs // block_m + experts
 
 
 def as_int32(number: Any) -> Any:

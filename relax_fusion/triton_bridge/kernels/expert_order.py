@@ -3,12 +3,12 @@
 Everything that depends on the choice of experts is found here, on the device, so that launches and
 their grids depend on the number of tokens alone.
 
-Regime: latency.  There are at most some ten thousand pairs; each program reads all of them, from L2
-but for the first.
+Regime: latency, and from some 10000 pairs on the bytes that all programs get from L2.
 
-Shape: a program finds the pairs of one expert.  It counts the pairs of all experts, to know where
-those of its own begin, and how many tiles there are before; then it goes through the pairs once
-more and writes the places of its own, in rising order, so that the result is always the same.
+Shape: a program finds the pairs of one expert.  It counts them and those of the experts in front,
+then goes through the pairs once more and writes the places of its own, in rising order, so that the
+result is always the same.  It has a run of tiles of its own that begins at ``begin // BLOCK_M +
+expert``: up to there, experts in front can have no more tiles.  So none counts the pairs of each.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ TILE_FIELDS = tl.constexpr(3)
 
 
 @triton.jit
-def counts_of(ids_ptr, pairs, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the numbers of pairs ``[BINS]`` of each expert."""
-    counts = tl.zeros([BINS], tl.int32)
+def pairs_before(ids_ptr, pairs, expert, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return how many pairs have an expert in front, and how many have this one or one in front."""
+    before = tl.zeros([BLOCK], tl.int32)
+    until = tl.zeros([BLOCK], tl.int32)
     for start in range(0, pairs, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        expert = expert_at(ids_ptr, index, index < pairs, EXPERTS)
-        counts += tl.histogram(expert, BINS, mask=index < pairs)
-    return counts
+        found = tl.where(index < pairs, expert_at(ids_ptr, index, index < pairs, EXPERTS), EXPERTS)
+        before += (found < expert).to(tl.int32)
+        until += (found <= expert).to(tl.int32)
+    return tl.sum(before, axis=0), tl.sum(until, axis=0)
 
 
 @triton.jit
 def expert_order(
     ids_ptr, order_ptr, tiles_ptr, pairs,
-    EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Find the pairs of one expert.  Grid: ``(experts,)``.
 
@@ -48,12 +49,10 @@ def expert_order(
         Expert of each pair, of any integers.
     order_ptr : int32 [pairs]
         Gets the pairs, those of the first expert first.
-    tiles_ptr : int32 [1 + 3 tiles]
-        Gets the number of tiles, then of each its expert, its first place in `order_ptr`, and where
-        the expert's places end.
+    tiles_ptr : int32 [pairs // BLOCK_M + EXPERTS, 3]
+        Gets of each tile its expert, its first place in `order_ptr`, and where the expert's places
+        end.  Of a tile without pairs that is no more than the first place.
     pairs : int32
-    EXPERTS, BINS : int
-        `BINS` is a power of 2, no less than `EXPERTS` and 32.
     BLOCK_M : int
         Pairs of a tile; the last one of an expert may have fewer.
     BLOCK : int
@@ -64,26 +63,19 @@ def expert_order(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    mine = tl.program_id(0)
-    counts = counts_of(ids_ptr, pairs, EXPERTS, BINS, BLOCK)
-    tiles = (counts + (BLOCK_M - 1)) // BLOCK_M
-    before = tl.arange(0, BINS) < mine
-    begin = tl.sum(tl.where(before, counts, 0), axis=0)
-    first_tile = tl.sum(tl.where(before, tiles, 0), axis=0)
-    end = begin
+    expert = tl.program_id(0)
+    begin, end = pairs_before(ids_ptr, pairs, expert, EXPERTS, BLOCK)
+    first, last = begin // BLOCK_M + expert, end // BLOCK_M + expert + 1
+    for start in range(0, last - first, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        ptrs = tiles_ptr + (first + tile) * TILE_FIELDS
+        tl.store(ptrs, tl.broadcast_to(expert, [BLOCK]), mask=tile < last - first)
+        tl.store(ptrs + 1, begin + tile * BLOCK_M, mask=tile < last - first)
+        tl.store(ptrs + 2, tl.broadcast_to(end, [BLOCK]), mask=tile < last - first)
+    place = begin - 1
     for start in range(0, pairs, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        chosen = expert_at(ids_ptr, index, index < pairs, EXPERTS) == mine
+        chosen = expert_at(ids_ptr, index, index < pairs, EXPERTS) == expert
         here = (chosen & (index < pairs)).to(tl.int32)
-        places = end + tl.cumsum(here, axis=0) - 1
-        tl.store(order_ptr + places, index, mask=here > 0)
-        end += tl.sum(here, axis=0)
-    if mine == EXPERTS - 1:
-        tl.store(tiles_ptr, tl.sum(tiles, axis=0))
-    own = (end - begin + (BLOCK_M - 1)) // BLOCK_M
-    for start in range(0, own, BINS):
-        tile = start + tl.arange(0, BINS)
-        ptrs = tiles_ptr + 1 + (first_tile + tile) * TILE_FIELDS
-        tl.store(ptrs, tl.broadcast_to(mine, [BINS]), mask=tile < own)
-        tl.store(ptrs + 1, begin + tile * BLOCK_M, mask=tile < own)
-        tl.store(ptrs + 2, tl.broadcast_to(end, [BINS]), mask=tile < own)
+        tl.store(order_ptr + place + tl.cumsum(here, axis=0), index, mask=here > 0)
+        place += tl.sum(here, axis=0)

@@ -95,7 +95,7 @@ def together(columns, block):
 
 
 @triton.jit
-def expert_tiles(p, order_ptr, tiles_ptr, F: tl.constexpr, C: tl.constexpr, w_map=None):
+def expert_tiles(p, order_ptr, tiles_ptr, tiles, F: tl.constexpr, C: tl.constexpr, w_map=None):
     """Compute ``[block_m, block_n]`` of the products of pairs.  Grid: ``(tiles * column tiles,)``.
 
     Parameters
@@ -104,6 +104,8 @@ def expert_tiles(p, order_ptr, tiles_ptr, F: tl.constexpr, C: tl.constexpr, w_ma
         `out` has a row for each pair, and there is no `residual`.
     order_ptr, tiles_ptr
         What `expert_order` has written.
+    tiles : int32
+        How many it has room for.
     C : ExpertTile
     w_map : descriptor, optional
         Of `p.w`, as two dimensions, by which it is read in the place of pointers.
@@ -113,14 +115,13 @@ def expert_tiles(p, order_ptr, tiles_ptr, F: tl.constexpr, C: tl.constexpr, w_ma
         gdc_launch_dependents()
     PAIRED: tl.constexpr = F.gate == "pairs"
     tiles_n: tl.constexpr = (width_of(F, PAIRED) + C.block_n - 1) // C.block_n
-    tiles = tl.load(tiles_ptr)
-    if tl.program_id(0) >= tiles * tiles_n:
-        return
     tile_m, tile_n = swizzled_tile(tl.program_id(0), tiles, tiles_n, C.group_m)
-    tile_ptr = tiles_ptr + 1 + tile_m * TILE_FIELDS
-    expert = tl.load(tile_ptr)
-    place = tl.load(tile_ptr + 1) + tl.arange(0, C.block_m)
-    in_rows = place < tl.load(tile_ptr + 2)
+    tile_ptr = tiles_ptr + tile_m * TILE_FIELDS
+    expert, first, end = tl.load(tile_ptr), tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+    if first >= end:
+        return
+    place = first + tl.arange(0, C.block_m)
+    in_rows = place < end
     pair = tl.load(order_ptr + place, mask=in_rows, other=0)
     row = pair if F.each else pair // F.chosen
     x_ptrs = p.x + row.to(tl.int64)[:, None] * F.k

@@ -89,7 +89,9 @@ def test_nan_passes_the_clipping_of_a_gate(interpreter: Interpreter) -> None:
         assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
 
 
-@pytest.mark.parametrize(("pairs", "block", "experts"), [(1, 32, 3), (70, 32, 5), (300, 64, 40)])
+@pytest.mark.parametrize(
+    ("pairs", "block", "experts"), [(1, 32, 3), (70, 32, 5), (300, 64, 40), (97, 32, 1)]
+)
 def test_pairs_are_sorted_into_tiles(
     interpreter: Interpreter, pairs: int, block: int, experts: int
 ) -> None:
@@ -98,10 +100,10 @@ def test_pairs_are_sorted_into_tiles(
     tensors = {
         "ids": ids.astype("float64"),
         "order": np.full(pairs, -1.0),
-        "tiles": np.full(1 + 3 * most, -1.0),
+        "tiles": np.full(3 * most, -1.0),
     }
     given = {"ids_ptr": "ids", "order_ptr": "order", "tiles_ptr": "tiles", "pairs": pairs}
-    constants = {"EXPERTS": experts, "BINS": 64, "BLOCK_M": 16, "BLOCK": block, "PDL": False}
+    constants = {"EXPERTS": experts, "BLOCK_M": 16, "BLOCK": block, "PDL": False}
     launch = Launch("expert_order", (experts,), given, constants)
     made = interpreter(tensors, {"ids": "int64", "order": "int32", "tiles": "int32"}, [launch])
     clipped = np.clip(ids, 0, experts - 1)
@@ -110,9 +112,10 @@ def test_pairs_are_sorted_into_tiles(
     wanted = []
     for expert in range(experts):
         at = np.flatnonzero(clipped[order] == expert)
-        wanted += [(expert, first, at[-1] + 1) for first in at[::16]]
-    assert made["tiles"][0] == len(wanted) <= most
-    assert made["tiles"][1 : 1 + 3 * len(wanted)].reshape(-1, 3).tolist() == list(map(list, wanted))
+        wanted += [[expert, first, at[-1] + 1] for first in at[::16]]
+    tiles = made["tiles"].reshape(-1, 3)
+    assert (tiles[:, 0] >= 0).all(), "a tile that nobody wrote"
+    assert tiles[tiles[:, 1] < tiles[:, 2]].tolist() == wanted
 
 
 WORK = ExpertMatmul(DynamicDim("rows"), 5, 2, 72, 24, "nk", "float16", "float16", bias=True)
@@ -137,15 +140,6 @@ def test_workloads_are_computed_as_their_graphs_say(interpreter: Interpreter, na
         if not wrong:
             got = interpreted(interpreter, work, plan, given)["out0"]
             assert np.abs(got - exact).max() < 2e-3 * np.abs(exact).max()
-
-
-@pytest.mark.parametrize("block", [16, 128])
-def test_there_are_tiles_enough_for_any_choice(block: int) -> None:
-    for pairs, experts in product((1, 5, 128, 4097), (1, 3, 128)):
-        for used in range(1, min(pairs, experts) + 1):
-            # The worst choice: one pair each but for the first
-            counts = [pairs - used + 1, *[1] * (used - 1)]
-            assert sum(-(-c // block) for c in counts) <= most_tiles(pairs, experts, block)
 
 
 BIG = ExpertPlan(128, 128, 64, num_stages=4, num_warps=8, family="expert_tiles")
