@@ -9,12 +9,13 @@ import pytest
 import tvm
 from tvm import ir, relax
 
+from relax_fusion.algebra import SimplifyAlgebra
 from relax_fusion.algebra.matcher import axes_of_both
 from relax_fusion.algebra.price import Price
 from relax_fusion.hardware.target import device_of
 from relax_fusion.matching.pattern import BlockView
 
-from ..canonical.common import assert_same_numbers, module
+from ..canonical.common import assert_same_numbers, module, operators
 from .cases import TARGET, simplified
 
 RNG = np.random.default_rng(1)
@@ -70,7 +71,7 @@ def test_rows_of_one_matrix_axis_are_columns_of_weights() -> None:
         f"t = R.permute_dims(A); a = R.matmul(x, t); b = R.sum(t); u = {SCALED}; y = R.add(u, b)",
         f"a = R.matmul(x, B); c = R.matmul(R.nn.relu(x), B); u = {SCALED}; y = R.add(u, c)",
         "a = R.matmul(x, B); b = R.matmul(x, C); y = R.add(a, b)",
-        "a = R.matmul(x, B); y = R.mean(a, axis=[1], keepdims=True)",
+        "a = R.matmul(x, B); y = R.sign(R.mean(a, axis=[0]))",
     ],
 )
 def test_what_stays(body: str) -> None:
@@ -98,6 +99,19 @@ def test_what_float16_would_lose_stays(body: str) -> None:
     assert not told(HALF, body, A=large, B=large.copy())
     wide = body.replace("float16", "float32")
     assert told(X, wide, A=array(64, 96), B=array(64, 96))
+
+
+def test_rows_decide_what_is_too_small_for_float16() -> None:
+    """A number may lose digits beside larger ones of its row and column, and not all of them."""
+    body = 'a = R.matmul(x, A); y = R.multiply(a, R.const(0.001, "float16"))'
+    one = np.ones((64, 96), "float16")
+    one[3, 5] = 0.0123
+    assert told(HALF, body, A=one) and not told(HALF, body, A=one * np.float16(0.001))
+
+
+def test_without_options() -> None:
+    mod = module("x: R.Tensor((8, 64), 'float32')", "a = R.negative(x)\ny = R.negative(a)", "")
+    assert operators(SimplifyAlgebra()(mod)) == ["reshape"]
 
 
 def test_products_of_batches_are_reordered() -> None:
@@ -160,6 +174,25 @@ def test_prices_count_what_is_in_memory_once(reduction: str) -> None:
     moved = (8 * 64 + 2 * 8) * 4
     assert least == most
     assert most == pytest.approx(DEVICE.launch_s + moved / BYTES + 4 * 8 * 64 / FLOPS, rel=1e-9)
+
+
+def test_prices_of_what_is_between_kernels_and_of_numbers() -> None:
+    params = "x: R.Tensor((8, 64), 'float32'), w: R.Tensor((64, 64), 'float32')"
+    body = 'a = R.matmul(x, w); b = R.matmul(a, w); y = R.multiply(b, R.const(2.0, "float32"))'
+    _, found = priced(params, body, {})
+    moved = (8 * 64 * (1 + 1 + 1 + 2) + 2 * 64 * 64) * 4
+    operations = 2 * 2 * 8 * 64 * 64 + 2 * 8 * 64
+    assert found == pytest.approx(
+        2 * DEVICE.launch_s + moved / BYTES + operations / FLOPS, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "erf", "power"])
+def test_functions_take_many_instructions(name: str) -> None:
+    args = "x, x" if name == "power" else "x"
+    params = "x: R.Tensor((8, 64), 'float32')"
+    times = [priced(params, f"y = R.{f}({a})", {})[1] for f, a in ((name, args), ("abs", "x"))]
+    assert (times[0] - times[1]) * FLOPS / (2 * 8 * 64) > 20
 
 
 def test_prices_of_matmuls_by_their_sizes() -> None:
