@@ -173,3 +173,14 @@ def available(option: str, wanted: bool) -> bool:
         warn(f"{option}=True needs {needs}; compiling without", AbsentLibraryWarning)
         return False
     return wanted
+
+
+def check_shards(count: int) -> None:
+    """Warn of a model for several workers where what these need is absent."""
+    if count > 1 and not _in_tvm("runtime.disco.nccl.init_ccl")():
+        warn(
+            f"tensor_parallel_shards is {count}; to run it, Disco needs a library for NCCL that no "
+            "wheel of TVM has: relax_fusion.parallel.nccl_library() builds it, and Workers of "
+            "relax_fusion.parallel load it (pip install 'relax-fusion[nccl]')",
+            AbsentLibraryWarning,
+        )

@@ -29,7 +29,7 @@ from ..pipeline import (
 )
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
-from .package import LIBRARIES, NAME, available, load, options
+from .package import LIBRARIES, NAME, available, check_shards, load, options
 from .repairs import (
     LiftWorkspaces,
     NumberFirstExperts,
@@ -88,6 +88,8 @@ def make_pipeline(
     wanted = {name: bool(arguments.pop(name, False)) for name in LIBRARIES if name != "cutlass"}
     library = {name: available(name, value) for name, value in wanted.items()}
     metadata = arguments.pop("metadata", None)
+    if is_cuda(target) and metadata:
+        check_shards(metadata.get("tensor_parallel_shards", 1))
     bounds = arguments.pop("variable_bounds", None) or {}
     given = Given(
         passes,

@@ -92,6 +92,18 @@ def test_the_pipeline_itself_warns_too(stub: Path) -> None:
         tvm.relax.get_pipeline("mlc_llm", target=make_target("h200"), cublas_gemm=True)
 
 
+@pytest.mark.parametrize(("target", "shards"), [("h200", 2), ("h200", 1), ("llvm", 2)])
+def test_what_several_workers_need_is_told(stub: Path, target: str, shards: int) -> None:
+    install()
+    metadata = {"tensor_parallel_shards": shards}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tvm.relax.get_pipeline("mlc_llm", target=make_target(target), metadata=metadata)
+    texts = [str(w.message) for w in said if w.category is AbsentLibraryWarning]
+    assert len(texts) == (target == "h200" and shards == 2)
+    assert all("_shards is 2; to run it" in t and "nccl_library() builds" in t for t in texts)
+
+
 def test_cuda_graphs_get_a_function_that_allocates_them(stub: Path) -> None:
     install(backend="tir")
     compiled("h200", opt={"cudagraph": True})
