@@ -109,7 +109,8 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         passes += [] if name in left else [make(*told.get(name, ()))]
     if (report := options.report) is not None:
         passes.append(RecordGraph(report.material.before, options.variable_bounds))
-    passes += [RouteExperts(options.target)] if "RouteExperts" not in options.disable else []
+    if "RouteExperts" not in options.disable:
+        passes.append(RouteExperts(options.target, options.fuse.decisions))
     passes.append(FusePatterns(options.fuse))
     passes += [CompileAhead(options.target)] if has_triton(options.target) else []
     passes += [WidenFloat8Products(options.target), FuseDequantize(), SeparateWrites()]

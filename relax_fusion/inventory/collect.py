@@ -150,7 +150,7 @@ class _Collector:
             return replace(operator_item(function, var, call), reason="no pass took it")
         if is_call(call, *KERNELS) and isinstance(call.args[0], ir.GlobalVar):
             decision = self.decisions.get(call.args[0].name_hint)
-            if decision is not None:
+            if decision is not None and decision.workload is not None:
                 return _fused(function, var, call, decision)
             func = self.mod[call.args[0]]
             if isinstance(func, tirx.PrimFunc):

@@ -26,12 +26,16 @@ Kind = Literal[
     "routing",
 ]
 
-CHAINS = ("projection", "norm -> projection", "projection -> activation", "rope", "attention")
+CHAINS = (
+    *("projection", "norm -> projection", "projection -> activation", "rope", "attention"),
+    "routing",
+)
 """The chains that `Coverage` counts. A projection is a matmul with a weight. The second is a norm
 that a projection reads, the third an activation of a projection's result, a gate's among them; only
-moves of elements, casts and biases may stand between. The last are rotations, where those that one
+moves of elements, casts and biases may stand between. The next are rotations, where those that one
 kernel makes of one projection's result count once, and softmaxes between matmuls. A kernel of ours
-that normalises heads and rotates them, apart from their projection's, is one of a rotation, too."""
+that normalises heads and rotates them, apart from their projection's, is one of a rotation, too.
+The last are choices of experts."""
 
 
 IS_OFF = " is switched off"
@@ -167,8 +171,10 @@ def coverage_of(
     left: dict[str, Counter[str]] = {}
     calls = {run.function: run for run in launches}
     for decision in decisions:
-        if decision.fused and decision.workload is not None:
-            found.setdefault(decision.function, Counter()).update(_chains_of(decision.workload))
+        work = decision.workload
+        if decision.fused:
+            what = Counter(routing=1) if work is None else _chains_of(work)
+            found.setdefault(decision.function, Counter()).update(what)
     for leftover in leftovers:
         ours_apart = leftover.kind == "norm and rope"
         (found if ours_apart else left).setdefault(leftover.function, Counter())[

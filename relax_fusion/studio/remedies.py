@@ -46,7 +46,8 @@ BY_KIND = {
     "norm and rope": "Nothing, or what the reason names: one kernel of ours computes both.",
     "convolution": "Use one group, or more than one channel in each, and a layout that begins with "
     "the results, so that it is a matmul of patches.",
-    "routing": "Nothing: no kernel chooses the largest.",
+    "routing": "Choose the largest of at most 1024 along the last dimension, and compute shares of "
+    "them by functions of elements, sums and softmaxes.",
     "activation": "Let the activation read the matmul's result directly, with at most a bias "
     "between.",
 }

@@ -58,11 +58,11 @@ def rewritten(
 ) -> ir.IRModule:
     """Return the module of `mutator` with each Relax function of `mod` as it rewrites that.
 
-    With `memory`, the mutator is given before what the function does to memory, as attribute.
+    With `memory`, the mutator is given before the function's name, and what it does to memory.
     """
     for gvar, func in functions_of(mod, relax.Function).items():
         if memory:
-            mutator.memory = Memory(func, mod)
+            mutator.function, mutator.memory = gvar.name_hint, Memory(func, mod)
         mutator.builder_.update_func(gvar, mutator.visit_expr(func))
     return mutator.builder_.get()
 

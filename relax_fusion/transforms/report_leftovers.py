@@ -28,7 +28,7 @@ _ASKED = {
     "norm and rope": ("FuseRMSNormMatmul", "FuseProjections", "FuseMatmulEpilogue"),
     "activation": ("FuseGatedFFN", "FuseMatmulEpilogue"),
     "convolution": ("FuseMatmulEpilogue",),
-    "routing": (),
+    "routing": ("RouteExperts",),
 }
 """The passes that look at an operation, whose refusal says most first."""
 
@@ -265,7 +265,7 @@ class _Looker:
             return "", ""
         return (
             f"it chooses of what {self._makers(sources)} made, {self.around.read_by(readers)}",
-            "",
+            "routing",
         )
 
     def _makers(self, sources: Sequence[relax.Expr]) -> str:

@@ -14,6 +14,7 @@ from ..matching.effects import Memory
 from ..matching.pattern import BlockView, is_call, operator_of
 from ..matching.places import MOVES, moved_place
 from ..matching.shapes import dtype_of, elsewhere, product, same_shape, shape_of
+from ..report.decision import Decision
 from .modules import with_kernels
 from .routing_kernel import STAGES, RoutingKernel, number_of
 from .routing_values import ARITHMETIC, FUNCTIONS, sizes
@@ -51,13 +52,17 @@ class RouteExperts:
     ----------
     target : Target
         What the kernel is scheduled for.
+    decisions : list of Decision, optional
+        Receives a record of every kernel.
     """
 
     target: Target
+    decisions: list[Decision] | None = None
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`."""
         rewriter = _Rewrite(mod, self.target)
+        rewriter.decisions = self.decisions if self.decisions is not None else []
         return with_kernels(mod, rewriter, lambda func: scheduled(func, self.target))
 
 
@@ -209,6 +214,8 @@ class _Region:
 @relax.expr_functor.mutator
 class _Rewrite(relax.PyExprMutator):
     memory: Memory
+    function: str
+    decisions: list[Decision]
 
     def __init__(self, mod: ir.IRModule, target: Target):
         super().__init__(mod)
@@ -237,6 +244,10 @@ class _Rewrite(relax.PyExprMutator):
             call = self.builder_.call_te(kernel.compute, *reads, primfunc_name_hint="routing")
             self.made[call.args[0]] = None
             made = self.builder_.emit(call)
+            outputs, inside = ([v.name for v in each] for each in (region.outputs, region.inside))
+            told = "RouteExperts", "routing", self.function, ", ".join(outputs)
+            decision = Decision(*told, call.args[0].name_hint, chain=tuple(inside))
+            self.decisions.append(decision)
             several = len(region.outputs) > 1
             for index, var in enumerate(region.outputs):
                 item = self.builder_.emit(relax.TupleGetItem(made, index)) if several else made

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ..estimator.shape import Size, sizes_of
-from ..workload import Attention, Operand, Workload
+from ..workload import Attention, ExpertMatmul, Operand, Workload
 from ..workload.dims import PRICED_COLUMNS, part_of
 from ..workload.graph import Graph
 from ..workload.reference import numpy_dtype
@@ -44,6 +44,9 @@ def draw(work: Workload, operand: Operand, sizes: Mapping[str, int]) -> Any:
     shape = shape_at(operand, sizes)
     count = prod(shape)
     rng = np.random.default_rng([ord(letter) for letter in operand.name])
+    if isinstance(work, ExpertMatmul) and operand.name == "ids":  # as likely one as another
+        chosen = rng.random((shape[0], work.experts)).argsort(axis=-1)[:, : work.chosen]
+        return chosen.astype(operand.dtype)
     values = _values(work.graph, operand, min(count, PATTERN), rng)
     return np.resize(values.astype(numpy_dtype(operand.dtype)), shape)
 

@@ -142,12 +142,12 @@ class ExpertMatmul(Described):
     def bytes(self, **sizes: int) -> dict[str, int]:
         """Return the bytes of every operand; of weights, of the experts that rows go to."""
         found = super().bytes(**sizes)
-        part = self.touched(extent(self.rows, sizes["rows"])) / self.experts
+        part = self.touched(extent(self.rows, sizes.get("rows", 1))) / self.experts
         return {n: round(b * part) if n in ("w0", "bias0") else b for n, b in found.items()}
 
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the gather of weights, a matmul for each pair, and what follows it."""
-        rows = extent(self.rows, sizes["rows"])
+        rows = extent(self.rows, sizes.get("rows", 1))
         pairs, width = rows * self.chosen, DTYPE_BYTES[self.dtype]
         weight = Projection(self.columns, self.layout)
         one = NormMatmul(1, self.k, (weight,), None, self.dtype, self.dtype)

@@ -9,6 +9,7 @@ import pytest
 from relax_fusion.errors import GraphError
 from relax_fusion.estimator import Choice, choose, violations
 from relax_fusion.hardware import device
+from relax_fusion.tuning.inputs import draw
 from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate
 from relax_fusion.workload.json import from_json, to_json
 
@@ -46,3 +47,10 @@ def test_what_no_kernel_computes_is_refused() -> None:
         with pytest.raises(GraphError):
             choose(replace(GATED, **wrong), device("h200"))
     assert from_json(to_json(GATED)) == GATED
+
+
+def test_kernels_are_measured_with_experts_that_there_are() -> None:
+    (ids,) = (o for o in GATED.graph.inputs if o.name == "ids")
+    drawn = draw(GATED, ids, {})
+    assert drawn.shape == (1, 8) and len(set(drawn[0])) == 8
+    assert drawn.min() >= 0 and drawn.max() < 128

@@ -12,6 +12,8 @@ from tvm.relax import op
 from tvm.target import Target
 
 from relax_fusion import make_target
+from relax_fusion.report.coverage import coverage_of
+from relax_fusion.report.decision import Decision
 from relax_fusion.transforms.routing import RouteExperts
 from relax_fusion.tvm_ir import structural_map
 
@@ -149,3 +151,22 @@ def test_a_block_of_a_gpu_has_a_row(make: Make, experts: int) -> None:
     wanted = run(module(make, n, experts), x)
     for got, want in zip(run(mod, x), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
+
+
+def test_what_comes_late_is_no_part_of_it() -> None:
+    def weighed(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+        share, ids = softmax_first(builder, x)
+        late = builder.emit(op.astype(op.cumsum(x, 0), "float32"))
+        total = builder.emit(op.sum(share, axis=[-1], keepdims=True))
+        return [builder.emit(op.multiply(total, late)), ids]
+
+    same(module(weighed), np.random.default_rng(2).standard_normal((7, EXPERTS)).astype("float32"))
+
+
+def test_a_decision_tells_of_it() -> None:
+    decisions: list[Decision] = []
+    RouteExperts(quick_host(), decisions)(module(softmax_first))
+    (told,) = decisions
+    assert (told.function, told.kernel, told.fused) == ("main", "routing", True)
+    (coverage,) = coverage_of(decisions, [], [])
+    assert coverage.chains == {"routing": (1, 1)}
