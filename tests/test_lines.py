@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 91_999, 534
+LIBRARY = 92_021, 534
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 66_982
+TESTS = 67_011
 """The most lines of Python in ``tests/``."""
 
 
