@@ -47,6 +47,8 @@ Row = dict[str, Any]
 def main() -> int:
     args = _arguments()
     record = results(args.again, "mutants") if args.again else None
+    if record:
+        args.paths = record["paths"]
     for name in filter(importlib.util.find_spec, PRELOADED):
         importlib.import_module(name)
     gc.freeze()  # forks share what is imported

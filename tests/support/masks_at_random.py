@@ -199,7 +199,7 @@ class Draft:
         if choice == 0:
             turned = self.emit(op.permute_dims(whole, [1, 0]))
             return op.permute_dims(turned, [-1, -2])
-        if choice == 1:
+        if choice == 1 and (not isinstance(self.rows, int) or self.rows):  # 0 copies a size
             return op.reshape(self.emit(op.expand_dims(whole, [0, 2])), shape)
         if choice == 2 and isinstance(self.rows, int):
             doubled = self.emit(op.concat([whole, self.emit(op.abs(whole))], 0))
