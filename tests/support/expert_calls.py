@@ -12,6 +12,7 @@ from relax_fusion.estimator.families.triton_experts import ExpertPlan
 from relax_fusion.launch.arguments import OUT
 from relax_fusion.triton_bridge.experts import ExpertCall
 from relax_fusion.triton_bridge.kernels.experts import ExpertForm, ExpertTensors
+from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate
 
 from .interpreted import Interpreter
 from .launches import Values, launch_of
@@ -140,4 +141,14 @@ MODELS = {
     "mixtral-down": ExpertCase(down(8, 2, 14336, 4096, "nk"), share=True),
     "gpt-oss": ExpertCase(up(32, 4, 2880, 2880, "kn", gate="pairs", **GPT_OSS), bias=True),
     "gpt-oss-down": ExpertCase(down(32, 4, 2880, 2880, "kn"), bias=True, share=True),
+}
+
+WORK = ExpertMatmul(DynamicDim("rows"), 5, 2, 72, 24, "nk", "float16", "float16", bias=True)
+CLIPPED = Gate("gelu", True, False, None, (-1.0, 0.5), (-0.5, 1.0), 0.5)
+WORKS = {
+    "gelu": replace(WORK, activation="gelu_tanh", layout="kn"),
+    "clipped": replace(WORK, gate=CLIPPED),
+    "sharp": replace(WORK, gate=Gate(sharpness=1.7, offset=1.0), ids_dtype="int32"),
+    "summed": replace(WORK, each=True, share="float32", residual=True),
+    "gated sum": replace(WORK, gate=Gate(), share="float16"),
 }

@@ -16,7 +16,6 @@ from relax_fusion.estimator.families.triton_experts import ExpertPlan, TritonExp
 from relax_fusion.triton_bridge.compile import try_kernels
 from relax_fusion.triton_bridge.experts import most_tiles
 from relax_fusion.triton_bridge.specialize import specialize
-from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate
 from relax_fusion.workload.reference import evaluate
 
 from ...support.expert_calls import (
@@ -26,6 +25,7 @@ from ...support.expert_calls import (
     PAIRS,
     TALL,
     TILES,
+    WORKS,
     ExpertCase,
     down,
     up,
@@ -116,17 +116,6 @@ def test_pairs_are_sorted_into_tiles(
     tiles = made["tiles"].reshape(-1, 3)
     assert (tiles[:, 0] >= 0).all(), "a tile that nobody wrote"
     assert tiles[tiles[:, 1] < tiles[:, 2]].tolist() == wanted
-
-
-WORK = ExpertMatmul(DynamicDim("rows"), 5, 2, 72, 24, "nk", "float16", "float16", bias=True)
-CLIPPED = Gate("gelu", True, False, None, (-1.0, 0.5), (-0.5, 1.0), 0.5)
-WORKS = {
-    "gelu": replace(WORK, activation="gelu_tanh", layout="kn"),
-    "clipped": replace(WORK, gate=CLIPPED),
-    "sharp": replace(WORK, gate=Gate(sharpness=1.7, offset=1.0), ids_dtype="int32"),
-    "summed": replace(WORK, each=True, share="float32", residual=True),
-    "gated sum": replace(WORK, gate=Gate(), share="float16"),
-}
 
 
 @pytest.mark.parametrize("name", WORKS)
