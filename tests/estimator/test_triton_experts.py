@@ -67,6 +67,13 @@ def test_tensor_maps_are_not_for_all_weights() -> None:
     assert not list(violations(tile, swapped, H200))
 
 
+def test_threads_of_older_devices_hold_fewer_sums() -> None:
+    tile = ExpertPlan(*(128, 128, 32), num_stages=3, num_warps=8, family="expert_tiles")
+    assert not list(violations(tile, UP, H200))
+    assert "at most 64 fit" in "; ".join(violations(tile, UP, device("a100")))
+    assert isinstance(choose(UP, device("a100")), Choice)
+
+
 def test_plans_that_do_not_fit_say_why() -> None:
     tile = ExpertPlan(128, 256, 64, num_stages=3, num_warps=8, family="expert_tiles")
     assert "shared memory" in "; ".join(violations(tile, UP, H200))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...hardware import DeviceSpec
-from ...hardware.instructions import MMA
+from ...hardware.instructions import MMA, WARP_GROUP_MMA
 from ...validation import Count, Natural
 from ...workload import DTYPE_BYTES, ExpertMatmul
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
@@ -48,8 +48,9 @@ MOST_EXPERTS = 1024
 MOST_ELEMENTS = 2**31
 """Kernels count the elements of an expert's weight in int32."""
 
-MAX_ACCUMULATORS = 128
-"""A thread has 128 accumulators at most: with more, its registers spill."""
+MAX_ACCUMULATORS, MAX_OF_WARPS = 128, 64
+"""A thread has 128 accumulators at most, and 64 where warps multiply operands that they hold in
+registers, and no ``wgmma`` reads shared memory: with more, its registers spill."""
 
 MOST_ROWS = 8
 """Rows beyond which pairs are sorted."""
@@ -161,8 +162,10 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
                 yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
             if getattr(plan, "tensor_map", 0):
                 yield from _unmapped(plan, problem)
-        if sums > MAX_ACCUMULATORS:
-            yield f"a thread has {sums} sums, at most {MAX_ACCUMULATORS} fit its registers"
+        groups = WARP_GROUP_MMA[work.dtype] in dev.capabilities.matrix_instructions
+        fitting = MAX_ACCUMULATORS if groups or plan.family == PAIRS else MAX_OF_WARPS
+        if sums > fitting:
+            yield f"a thread has {sums} sums, at most {fitting} fit its registers"
 
     def price(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Formula:
         """Price the product by the rates of matmuls, and the small launches around it."""
