@@ -70,6 +70,8 @@ SUITES = {
         "choices": ("judge.choices:JudgeChoices", "what ranges lose by price, and choosing's time"),
         "families": ("judge.families:JudgeFamilies", "what is lost without each family? (GPU)"),
         "feasibility": ("judge.feasibility:JudgeFeasibility", "do generated kernels fit a block?"),
+        "models": ("judge.models:JudgeModels", "predicted times of whole models against kept ones"),
+        "learned": ("judge.learned:JudgeLearned", "would trees that learn from times beat prices?"),
         "cpu": ("judge.cpu:JudgeCpu", "the same as matmul on this CPU"),
     },
 }

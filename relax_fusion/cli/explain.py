@@ -8,13 +8,14 @@ from typing import Any
 
 from tvm.ir.transform import Pass
 
-from ..hardware.target import device_of
+from ..hardware.target import device_of, has_triton
 from ..options import PipelineOptions, make_options
 from ..phases import run_phases
 from ..pipeline import PHASES, plan_memory, schedule_kernels
 from ..report import Material, Report
 from ..report.record import record_of
 from ..report.tables import WIDTH, report_text
+from ..triton_bridge.append import AppendInAttention
 from ..triton_bridge.sources import RecordSources
 from .artifact import check_written, write_page
 from .build import guarded
@@ -61,7 +62,8 @@ def left_text(count: int) -> str:
 
 def _scheduled(options: PipelineOptions) -> list[Pass]:
     """Return what takes the place of phase 4: Triton's kernels are not compiled."""
-    passes: list[Pass] = [schedule_kernels(options)]
+    passes: list[Pass] = [AppendInAttention()] if has_triton(options.target) else []
+    passes.append(schedule_kernels(options))
     if options.report is not None:
         passes.append(RecordSources(options.target, options.report.material.sources))
     return [*passes, *plan_memory(options)]

@@ -23,7 +23,8 @@ SYMBOLIC_SIZE = 64
 """Bytes are counted for this value of a symbolic size, if its bounds allow it."""
 
 PARTIAL = ("take", "strided_slice", "slice", "dynamic_strided_slice", "gather_nd")
-"""Operators that read of their operands only as much as they write."""
+"""Operators that read of their operands only as much as they write.  A kernel of several operators,
+one of them such, reads no more of any operand."""
 
 Sizes = Mapping[tirx.Var, int]
 
@@ -125,6 +126,8 @@ def _moved(value: relax.Expr, operands: Sequence[int], results: Sequence[int]) -
     what = _what(value).removeprefix("nn.").rstrip("0123456789_")
     if what in PARTIAL:
         return min(sum(operands), result), result
+    if any(f"_{name}" in what for name in PARTIAL):
+        return sum(min(size, result) for size in operands), result
     return sum(operands), result
 
 

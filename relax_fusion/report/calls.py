@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from ..errors import RelaxFusionError
-from ..estimator import Size
+from ..estimator import Prediction, Size
 from ..estimator.baseline import predict_unfused
 from ..estimator.prediction import DRAM_EFFICIENCY
-from ..estimator.shape import dtypes_of, sizes_of
+from ..estimator.sequence import other_s
+from ..estimator.shape import sizes_of
 from ..hardware import DeviceSpec
 from ..workload import Attention, Workload
 from ..workload.dims import extent
 from ..workload.roofline import matmul_flops
-from .costs import collective, planned, size_of
+from .costs import added, collective, peak_flops, planned, rate_of, size_of
 from .decision import Decision
 from .item import Item
 from .material import Material, Node
@@ -75,22 +76,36 @@ def calls_of(report: Report) -> list[Call]:
 
     Symbolic sizes all have the same value, or their largest where that is less; batches are 1.
     """
-    spec = report.material.spec
-    decisions = {d.kernel: d for d in report.fused}
-    found = []
-    for function in dict.fromkeys(i.function for i in report.work if i.status == "fused"):
-        own = [i for i in report.work_of(function) if i.status == "fused"]
-        graph = next((g for g in report.material.after if g.function == function), None)
-        nodes = graph.nodes if graph is not None else ()
-        others = [n for n in nodes if n.is_kernel and n.op not in decisions]
-        beside = _sum_of(least_s(n, spec) for n in others if not n.op.startswith(COLLECTIVE))
-        for values in _values(own, _limits(function, report)) if spec is not None else ():
-            rest = None if graph is None else _sum_of([beside, _summed(function, values, report)])
-            each = [_times(i, values, decisions[i.kernel], report.material) for i in own]
-            fused, unfused, floor = zip(*each, strict=True)
-            known = math.fsum(seconds for seconds in fused if seconds is not None)
-            found.append(Call(function, values, known, rest, _sum_of(unfused), _sum_of(floor)))
-    return found
+    if report.material.spec is None:
+        return []
+    functions = dict.fromkeys(i.function for i in report.work if i.status == "fused")
+    return [
+        call_at(report, function, values, report.material.spec)
+        for function in functions
+        for values in _values(_fused(report, function), _limits(function, report))
+    ]
+
+
+def _fused(report: Report, function: str) -> list[Item]:
+    return [i for i in report.work_of(function) if i.status == "fused"]
+
+
+def call_at(report: Report, function: str, values: Values, spec: DeviceSpec) -> Call:
+    """Return what one call of a function takes at some symbolic sizes.
+
+    Kernels beside fused chains are priced at the sizes for which the report counted their bytes.
+    """
+    own, decisions = _fused(report, function), {d.kernel: d for d in report.fused}
+    graph = next((g for g in report.material.after if g.function == function), None)
+    nodes = graph.nodes if graph is not None else ()
+    others = [n for n in nodes if n.is_kernel and n.op not in decisions]
+    beside = math.fsum(_other_s(n, spec) for n in others if not n.op.startswith(COLLECTIVE))
+    rest = None if graph is None else _sum_of([beside, _summed(function, values, report)])
+    each = [_priced(i, values, decisions[i.kernel], report.material) for i in own]
+    *both, floor = zip(*each, strict=True)
+    fused, unfused = (added(own, found, spec) for found in both)
+    known = math.fsum(seconds for seconds in fused if seconds is not None)
+    return Call(function, dict(values), known, rest, _sum_of(unfused), _sum_of(floor))
 
 
 def _summed(function: str, values: Values, report: Report) -> float | None:
@@ -122,27 +137,25 @@ def _values(items: Iterable[Item], limits: Mapping[str, int]) -> list[dict[str, 
     ]
 
 
-def _times(
-    item: Item, values: Values, decision: Decision, material: Material
-) -> tuple[float | None, ...]:
-    """Return what a chain takes by its plans, unfused, and at least, in all calls."""
+_Priced = tuple[Prediction | None, Prediction | None, float | None]
+
+
+def _priced(item: Item, values: Values, decision: Decision, material: Material) -> _Priced:
+    """Return what a chain takes by its plans and unfused, once, and at least, in all calls."""
     work, spec, plans = decision.workload, material.spec, decision.plans
     size = size_of(item, work, values) if work is not None else None
     if work is None or plans is None or spec is None or size is None:
-        return (None,) * 3
+        return None, None, None
     try:
         found, _ = planned(item, work, plans, values, spec)
         known = {p.size: p.unfused for p in decision.predictions}
         unfused = known.get(size) or predict_unfused(work, spec, size, backend=material.backend)
     except RelaxFusionError:
-        return (None,) * 3
+        return None, None, None
     if found is None or not math.isfinite(found.seconds):
-        return (None,) * 3
+        return None, None, None
     floor = floor_s(work, spec, size)
-    return tuple(
-        None if seconds is None else item.count * seconds
-        for seconds in (found.seconds, unfused.seconds, floor)
-    )
+    return found, unfused, None if floor is None else item.count * floor
 
 
 def _sum_of(each: Iterable[float | None]) -> float | None:
@@ -159,9 +172,18 @@ def least_s(node: Node, spec: DeviceSpec | None) -> float | None:
     """
     if spec is None:
         return None
-    rate = spec.tensor_flops_per_s(node.dtype) if node.dtype != "float32" else 0.0
-    compute = node.flops / (rate or spec.fma_float32_flops_per_s)
-    return spec.launch_s + max(node.moved / (spec.dram_bytes_per_s * DRAM_EFFICIENCY), compute)
+    return spec.launch_s + max(
+        node.moved / (spec.dram_bytes_per_s * DRAM_EFFICIENCY), _compute_s(node, spec)
+    )
+
+
+def _other_s(node: Node, spec: DeviceSpec) -> float:
+    """Return the least that it adds to a call, behind another kernel."""
+    return other_s(node.moved, _compute_s(node, spec), spec)
+
+
+def _compute_s(node: Node, spec: DeviceSpec) -> float:
+    return node.flops / peak_flops(node.dtype, spec)
 
 
 def floor_s(work: Workload, spec: DeviceSpec, size: Size) -> float | None:
@@ -177,15 +199,7 @@ def floor_s(work: Workload, spec: DeviceSpec, size: Size) -> float | None:
         flops = float(matmul_flops(work.graph, sizes, visible=True))
     except (RelaxFusionError, TypeError):
         return None
-    return max(moved / spec.dram_bytes_per_s, flops / _peak_flops(work, spec))
-
-
-def _peak_flops(work: Workload, spec: DeviceSpec) -> float:
-    """Return the peak rate of a device for the element type of a workload."""
-    dtype = getattr(work, "dtype", None) or max(dtypes_of(work), default="float32")
-    if spec.kind == "gpu" and (dtype != "float32" or getattr(work, "allow_tf32", False)):
-        return spec.tensor_flops_per_s(dtype) or spec.fma_float32_flops_per_s
-    return spec.fma_float32_flops_per_s
+    return max(moved / spec.dram_bytes_per_s, flops / rate_of(work, spec))
 
 
 def _seen(work: Workload, sizes: Mapping[str, int]) -> Workload:

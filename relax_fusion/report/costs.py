@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from ..estimator.baseline import predict_apart
 from ..estimator.collectives import all_reduce
 from ..estimator.family import Backend
 from ..estimator.prediction import DRAM_EFFICIENCY
+from ..estimator.sequence import Part, added_s
+from ..estimator.shape import dtypes_of
 from ..estimator.tile_plan import PlanTable
 from ..hardware import DeviceSpec
 from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
@@ -140,19 +142,68 @@ def function_cost(
     backend : {"auto", "tir", "triton"}
         Who emits the kernels.
     """
-    return FunctionCost(
-        function, dict(values), tuple(_cost(item, values, dev, backend) for item in items)
-    )
+    known = list(items)
+    each = [_tried(item, values, dev, backend) for item in known]
+    seconds = added(known, [found for found, _ in each], dev)
+    costs = [
+        ItemCost(item, spent, _LIMIT_OF[found.bound], plan) if found else ItemCost(item, None)
+        for item, spent, (found, plan) in zip(known, seconds, each, strict=True)
+    ]
+    return FunctionCost(function, dict(values), tuple(costs))
 
 
-def _cost(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> ItemCost:
+def added(
+    items: Sequence[Item], each: Sequence[Prediction | None], dev: DeviceSpec
+) -> list[float | None]:
+    """Return what each item adds to a call of the function, all its calls together.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        All of the function.
+    each : sequence of Prediction or None
+        What one call of each takes by itself; None where that is not known.
+    """
+    known = [
+        Part(found, item.count, _rate(item, dev))
+        for item, found in zip(items, each, strict=True)
+        if found is not None and item.kind != "collective"
+    ]
+    spent = iter(added_s(known, dev))
+
+    def of(item: Item, found: Prediction | None) -> float | None:
+        if found is None or item.kind != "collective":
+            return None if found is None else next(spent)
+        return item.count * found.seconds  # all workers wait for it
+
+    return [of(item, found) for item, found in zip(items, each, strict=True)]
+
+
+def _rate(item: Item, dev: DeviceSpec) -> float:
+    return peak_flops(item.dtype, dev) if item.work is None else rate_of(item.work, dev)
+
+
+def rate_of(work: Workload, dev: DeviceSpec) -> float:
+    """Return the operations a second of the units that multiply for a workload."""
+    dtype = getattr(work, "dtype", None) or max(dtypes_of(work), default="float32")
+    if dev.kind == "gpu" and getattr(work, "allow_tf32", False):
+        return dev.tensor_flops_per_s(dtype) or dev.fma_float32_flops_per_s
+    return peak_flops(dtype, dev)
+
+
+def peak_flops(dtype: str, dev: DeviceSpec) -> float:
+    """Return the operations a second of the units that multiply elements of a type."""
+    tensor = dev.tensor_flops_per_s(dtype) if dev.kind == "gpu" and dtype != "float32" else 0.0
+    return tensor or dev.fma_float32_flops_per_s
+
+
+def _tried(
+    item: Item, values: Values, dev: DeviceSpec, backend: Backend
+) -> tuple[Prediction | None, str]:
     try:
-        found, plan = _predicted(item, values, dev, backend)
+        return _predicted(item, values, dev, backend)
     except RelaxFusionError:
-        found, plan = None, ""
-    if found is None:
-        return ItemCost(item, None)
-    return ItemCost(item, item.count * found.seconds, _LIMIT_OF[found.bound], plan)
+        return None, ""
 
 
 def _predicted(

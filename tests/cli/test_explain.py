@@ -56,6 +56,8 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     for covered in document["coverage"]:
         assert covered["chains"]["attention"][0] == covered["chains"]["attention"][1]
         assert len(covered["launches"]) > covered["per_layer"] > 1
+        appends = any(name.startswith("kv_append") for name in covered["launches"])
+        assert appends == (covered["function"] != "decode")  # attention does it for a token
     switched_off = {x["reason"] for x in document["leftovers"] if x["kind"] == "activation"}
     assert switched_off <= {"FuseGatedFFN is switched off"}
     kernels = {d["kernel"] for d in document["decisions"]} - {""}

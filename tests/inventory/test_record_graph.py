@@ -25,6 +25,13 @@ class Module:
                 cache[vi, vj] = rows[vi, vj]
 
     @T.prim_func(private=True, s_tir=True)
+    def fused_take_add(table: T.Buffer((512, 64), "float32"), y: T.Buffer((4, 64), "float32")):
+        for i, j in T.grid(4, 64):
+            with T.sblock("y"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = table[vi * 2, vj] + T.float32(1)
+
+    @T.prim_func(private=True, s_tir=True)
     def append_and_sum(
         cache: T.Buffer((32, 64), "float32"),
         rows: T.Buffer((4, 64), "float32"),
@@ -59,12 +66,14 @@ class Module:
                 cls.append_and_sum, (part, whole), inplace_indices=[-1, 0],
                 out_ty=[R.Tensor((4,), "float32"), R.Tensor((32, 64), "float32")],
             )
+            table = R.zeros((512, 64), "float32")
+            looked = R.call_tir(cls.fused_take_add, (table,), R.Tensor((4, 64), "float32"))
             product = R.matmul(x, w)
             places = R.nn.conv2d_transpose(image, window)
             seen = R.nn.attention(q, q, q)
             letters = R.einsum((x, w), "ab,bc")
-            R.output(both, product, places, seen, letters)
-        return both, product, places, seen, letters
+            R.output(both, product, places, seen, letters, looked)
+        return both, product, places, seen, letters, looked
 """
 
 
@@ -106,6 +115,11 @@ def test_an_update_of_the_whole_is_no_update_of_nothing() -> None:
 def test_what_has_other_results_than_an_update_reads_all_that_it_is_given() -> None:
     both = nodes()["both"]
     assert (both.read_bytes, both.written_bytes) == (4 * 36 * 64, 4 * 4)
+
+
+def test_a_kernel_with_a_lookup_reads_no_more_of_a_table_than_it_writes() -> None:
+    looked = nodes()["looked"]
+    assert (looked.read_bytes, looked.written_bytes) == (1024, 1024)
 
 
 def test_all_that_multiplies_matrices_has_operations() -> None:
