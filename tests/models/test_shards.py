@@ -28,6 +28,7 @@ from relax_fusion.models import (
     random_weights,
 )
 from relax_fusion.models.cuts import Cut, Segment
+from relax_fusion.models.expert_config import Experts
 from relax_fusion.parallel import WorkerError, Workers
 
 from ..support import models
@@ -197,6 +198,11 @@ def test_as_many_workers_as_the_model_was_exported_for(tmp_path: Path) -> None:
     [
         (TINY, {"shards": 0}, "shards is 0; must be an integer of at least 1"),
         (TINY, {"shards": 2.5}, "shards is 2.5; must be an integer of at least 1"),
+        (
+            replace(TINY, experts=Experts(4, 2, 48)),
+            {"shards": 2},
+            "shards is 2; experts cannot be spread over workers",
+        ),
         (TINY, {"shards": 3}, "shards is 3; the 4 attention heads do not divide by that"),
         (
             replace(TINY, intermediate_size=98),

@@ -17,6 +17,7 @@ from relax_fusion.dlight_rules.apply import ScheduleKernels
 from relax_fusion.dlight_rules.fused import FusedRule
 from relax_fusion.passes import FuseExperts, FuseOptions
 
+from ..support.quantised import Groups
 from ..support.quick import machine, quick_host, quickly
 
 EXPERTS, CHOSEN, WIDTH, INNER = 4, 2, 48, 40
@@ -38,6 +39,15 @@ class Layer:
         var = relax.Var(f"w{len(self.params)}", relax.TensorType(shape, self.dtype))
         self.params.append(var)
         return var
+
+    def packed(self, form: Groups, rows: int, k: int) -> relax.Var:
+        """Return the weights of all experts, as words and scales are decoded to them."""
+        given = []
+        for shape, dtype in form.shapes(EXPERTS * rows, k):
+            given.append(relax.Var(f"w{len(self.params)}", relax.TensorType(shape, dtype)))
+            self.params.append(given[-1])
+        whole = form.emit(self.builder, given, EXPERTS * rows, k)
+        return self.emit(op.reshape(whole, [EXPERTS, rows, k]))
 
     def look_up(self, table: relax.Var) -> relax.Var:
         """Return the matrix or the row of each row's expert."""
@@ -103,7 +113,9 @@ def arguments(mod: tvm.IRModule, tokens: int = 5, wild: bool = False) -> list[np
     found = []
     for param in mod["main"].params:
         shape = [int(d) if isinstance(d, tirx.IntImm) else tokens for d in param.ty.shape]
-        if str(param.ty.dtype) == "int64":
+        if str(param.ty.dtype) == "uint32":
+            found.append(random.integers(0, 2**32, shape, "uint32"))
+        elif str(param.ty.dtype) == "int64":
             least, most = (-2, EXPERTS + 2) if wild else (0, EXPERTS)
             found.append(random.integers(least, most, shape))
         else:
@@ -157,6 +169,23 @@ def test_halves_are_no_less_exact(dtype: str) -> None:
     errors = [np.abs(run(m, args) - wanted).max() for m in (fused(mod), mod)]
     assert kernels(fused(mod)) == 2
     assert errors[0] < 1.2 * errors[1]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_packed_weights_are_read_as_words(bits: int, dynamic: bool) -> None:
+    def make(layer: Layer) -> relax.Expr:
+        weight = layer.look_up(layer.packed(Groups(bits, 16, "float32"), 2 * INNER, WIDTH))
+        column = layer.emit(op.expand_dims(layer.repeated(), -1))
+        halves = layer.emit(op.split(op.squeeze(op.matmul(weight, column), [-1]), 2, axis=-1))
+        return op.multiply(op.nn.silu(halves[0]), halves[1])
+
+    mod = module(Layer(tokens=tirx.Var("n", "int64") if dynamic else 5), make)
+    after, args = fused(mod), arguments(mod)
+    text = after["main"].script()
+    assert kernels(after) == 1 and "decode" not in text, "the kernel alone, of words"
+    wanted = run(mod, args)
+    assert np.abs(run(after, args) - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])
