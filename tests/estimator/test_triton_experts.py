@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import Choice, Problem, choose, violations
+from relax_fusion.estimator import Choice, Problem, candidates, choose, violations
 from relax_fusion.estimator.families.triton_experts import (
     ExpertPlan,
     TritonExperts,
@@ -65,6 +65,17 @@ def test_tensor_maps_are_not_for_all_weights() -> None:
     swapped = replace(UP, layout="kn", k=2080)
     assert "divides k" in "; ".join(violations(mapped, swapped, H200))
     assert not list(violations(tile, swapped, H200))
+
+
+def test_tall_tiles_are_read_by_tensor_maps_where_that_can_be() -> None:
+    def offered(work: ExpertMatmul, name: str) -> set[tuple[bool, int, int]]:
+        plans = candidates(work, device(name), "triton")
+        tiles = [p for p in plans if p.family == "expert_tiles"]
+        return {(p.block_m >= 64, p.tensor_map, p.block_k) for p in tiles}
+
+    assert offered(UP, "h200") == {(False, 0, 64), (False, 1, 64), (True, 1, 64)}
+    assert offered(replace(UP, k=2044), "h200") == {(False, 0, 64), (True, 0, 64)}
+    assert (True, 0, 32) in offered(UP, "rtx4090")
 
 
 def test_threads_of_older_devices_hold_fewer_sums() -> None:
