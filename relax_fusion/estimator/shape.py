@@ -332,8 +332,7 @@ class Problem(Generic[W]):
 
     def is_plain(self, kind: str, *classes: type) -> bool:
         """Tell whether the device is of a kind, and the workload of a class, without adapters."""
-        alike = self.dev.kind == kind and isinstance(self.work, classes)
-        return alike and not self.work.is_adapted
+        return self.dev.kind == kind and isinstance(self.work, classes) and not self.work.is_adapted
 
     @cached_property
     def shape(self) -> MatmulShape:
