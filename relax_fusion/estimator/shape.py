@@ -173,8 +173,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
     shared = {name for name, each in row.items() if each == 0 and name[:3] in ("cos", "sin")}
     if isinstance(work, GatedFFN):
         n_parts: tuple[int, ...] = (work.n,)
-        contiguous = n_parts
-        parts, layouts = 2, frozenset({work.layout})
+        contiguous, parts, layouts = n_parts, 2, frozenset({work.layout})
     else:
         parts = 2 if pairs and any(p.pairs for p in work.outputs) else 1
         n_parts = tuple(-(-p.columns // parts) for p in work.outputs)
@@ -332,7 +331,8 @@ class Problem(Generic[W]):
 
     def is_plain(self, kind: str, *classes: type) -> bool:
         """Tell whether the device is of a kind, and the workload of a class, without adapters."""
-        return self.dev.kind == kind and isinstance(self.work, classes) and not self.work.is_adapted
+        alike = self.dev.kind == kind and isinstance(self.work, classes)
+        return alike and not self.work.is_adapted
 
     @cached_property
     def shape(self) -> MatmulShape:
