@@ -23,6 +23,9 @@ from .worker import Answer, Seat, Worker, seat_threads
 MOST_WORKERS = 64
 """More than any machine has GPUs: a typing error would fill it with processes."""
 
+MOST_GPUS, MOST_ONE_SHOT = 8, 1 << 26
+"""Of workers and bytes of a one-shot all-reduce."""
+
 GRACE_S = 5.0
 """Where a worker says that it lost another one, that one's own words are waited for so long."""
 
@@ -62,6 +65,9 @@ class Workers:
     kind : str
         ``"processes"``, or ``"threads"`` of this process, on CPUs only: they start at once, and
         cannot be ended while they compute.
+    one_shot_bytes : int
+        All-reduces of 16-bit floats of up to so many bytes are one kernel that reads what all GPUs
+        of the machine sent, and not NCCL's; 0: none is.
 
     Raises
     ------
@@ -83,11 +89,13 @@ class Workers:
         *,
         device: Literal["cpu", "cuda"] = "cpu",
         kind: Literal["processes", "threads"] = "processes",
+        one_shot_bytes: int = 0,
     ) -> None:
         self.count, self.device = _checked(count, device, kind), device
+        few = _checked_bytes(one_shot_bytes, self.count, device)
         library = None
         if device == "cuda":
-            from .nccl import connect, find_libraries, nccl_library, unique_id
+            from .nccl import find_libraries, nccl_library
 
             find_libraries()  # what is missing is told before workers look for it
             library = nccl_library()
@@ -115,11 +123,20 @@ class Workers:
                     for connection in (seat.control, *seat.links.connections):
                         connection.close()
             if library is not None:
-                identity = self.call(unique_id, str(library))[0]
-                self.call(connect, identity)
+                self._connect(str(library), few)
         except BaseException:
             self.close()
             raise
+
+    def _connect(self, library: str, few: int) -> None:
+        """Have GPUs find one another, and share memory for all-reduces of few bytes."""
+        from .nccl import connect, unique_id
+
+        self.call(connect, self.call(unique_id, library)[0])
+        if few:
+            from .one_shot import share, use
+
+            self.call(use, self.call(share, few), few)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on all workers; return what it returned, in order of their numbers.
@@ -228,6 +245,22 @@ def _checked(count: Any, device: Any, kind: Any) -> int:
     if (device, kind) == ("cuda", "threads"):
         raise WorkerError('kind is "threads"; workers with GPUs must be processes', -1)
     return count
+
+
+def _checked_bytes(value: Any, count: int, device: str) -> int:
+    """Return how many bytes the memory for one-shot all-reduces has; 0 for none."""
+    value = plain(value)
+    if type(value) is not int or not 0 <= value <= MOST_ONE_SHOT:
+        raise WorkerError(
+            f"one_shot_bytes is {shown(value)}; must be from 0 to {MOST_ONE_SHOT}", -1
+        )
+    if value and (device != "cuda" or count > MOST_GPUS):
+        raise WorkerError(
+            f"one_shot_bytes is {value}; it is for up to {MOST_GPUS} workers with GPUs, and there "
+            f"are {count} on {device}",
+            -1,
+        )
+    return -(-value // 16) * 16
 
 
 def _started(seat: Seat) -> subprocess.Popen[bytes]:

@@ -4,7 +4,8 @@
 
 One run on a machine with as many NVIDIA GPUs.  The model is a LLaMA with random weights that all
 contenders draw alike, float16, on the GPUs.  ``one GPU`` and ``ours`` are what users call, a token
-with a full context, or a prompt; ``no graph`` launches what a token takes one by one.  PyTorch's
+with a full context, or a prompt; ``no graph`` launches what a token takes one by one, ``one shot``
+has all-reduces of few bytes in kernels of ours.  PyTorch's
 step has weights cut as ours, NCCL by `torch.distributed`, and is a CUDA graph on each worker:
 ``torch`` of its operators, and ``torch.compile`` of its compiled layers.  The floor is the bytes of
 a GPU at the bandwidth of a copy, or its operations, and two all-reduces a layer as a graph of
@@ -38,7 +39,7 @@ from relax_fusion import make_target, models
 from relax_fusion.models import LlamaConfig
 from relax_fusion.parallel import Workers
 
-OURS, TORCH = ("one GPU", "ours", "no graph"), ("torch", "torch.compile")
+OURS, TORCH = ("one GPU", "ours", "no graph", "one shot"), ("torch", "torch.compile")
 LEAST = {
     ("decode", 1, 2): 1.6,
     ("decode", 8, 2): 1.65,
@@ -49,6 +50,8 @@ LEAST = {
 
 LEAST_TORCH = 1.2
 """The same against the best of PyTorch, for a token of one sequence."""
+
+ONE_SHOT_BYTES = 1 << 20
 
 DEVICE = "cuda"
 
@@ -116,9 +119,9 @@ def built(library: Library) -> Path:
 
 
 @contextmanager
-def started(count: int, device: str, limit: float) -> Iterator[Workers]:
+def started(count: int, device: str, limit: float, few: int = 0) -> Iterator[Workers]:
     """Have workers, which are ended after some seconds whatever they do."""
-    with Workers(count, device=device) as workers:
+    with Workers(count, device=device, one_shot_bytes=few) as workers:  # type: ignore[arg-type]
         late = threading.Event()
 
         def end() -> None:
@@ -202,7 +205,7 @@ class Parallel(Steps):
 
     def absent(self, item: str) -> Sequence[str]:
         left = ("torch.compile",) if self.args.no_compile else ()
-        return left if item == "decode" else (*left, "no graph")
+        return left if item == "decode" else (*left, "no graph", "one shot")
 
     @cached_property
     def _own(self) -> Any:
@@ -220,7 +223,10 @@ class Parallel(Steps):
     def prepare(self, items: Sequence[str]) -> None:
         """Compile all libraries at once that are not there."""
         needed = [
-            self.library(item, name) for item in items for name in self.asked(item) if name in OURS
+            self.library(item, name)
+            for item in items
+            for name in self.asked(item)
+            if name in OURS and name != "one shot"
         ]
         building.fill_cache(built, [library for library in needed if not library.path.exists()])
 
@@ -255,9 +261,10 @@ class Parallel(Steps):
         """Time ours on one worker or on all; return the logits."""
         from benchmarks.suites.decode import shard
 
-        library = self.library(item, name)
+        library = self.library(item, "ours" if name == "one shot" else name)
+        few = ONE_SHOT_BYTES if name == "one shot" else 0
         path, job = built(library), self.job(library)
-        with started(library.shards, DEVICE, self.args.limit) as workers:
+        with started(library.shards, DEVICE, self.args.limit, few) as workers:
             return self.noted(workers.call(shard.ours, job, str(path)), name, found)
 
     def of_torch(self, item: str, names: Sequence[str], found: Entry) -> dict[str, Any]:
