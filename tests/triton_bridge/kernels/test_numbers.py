@@ -14,7 +14,7 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 from relax_fusion.workload.reference import numpy_dtype
 
-from ...support.contraction_cases import Case, cases, plain, turned
+from ...support.contraction_cases import EACH, ROWS, Case, cases, plain, turned
 from ...support.interpreted import Interpreter
 from ...support.launches import H200, interpreted, launch_cases, parameters
 from ...support.slow import quick_if, sampled
@@ -65,6 +65,13 @@ def is_quick(case: tuple[str, str]) -> bool:
 @pytest.mark.parametrize(("plan", "name"), quick_if(is_quick, TAKEN))
 def test_launches_match_the_reference(interpreter: Interpreter, plan: str, name: str) -> None:
     case = CASES[name]
+    case.check(case.inputs(), computed(interpreter, case, PLANS[plan]), stored=True)
+
+
+@pytest.mark.parametrize("plan", ["pointer", "gemv"])
+def test_scales_of_any_number_of_sequences(interpreter: Interpreter, plan: str) -> None:
+    outputs = (plain(40, "bias:3", "scale:3", "residual"),)
+    case = Case("sequences", NormMatmul(ROWS, 40, outputs, EACH, **HALF), 9)
     case.check(case.inputs(), computed(interpreter, case, PLANS[plan]), stored=True)
 
 
