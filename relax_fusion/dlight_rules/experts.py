@@ -22,7 +22,8 @@ def emit(work: ExpertMatmul, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     if plan.lanes > 1:
         _split_sums(sch, plan.lanes)
     *rows, columns = sch.get_loops(sch.get_sblock("out0"))
-    outer, inner = sch.split(columns, [None, min(plan.block_n, work.n)])
+    tile = min(plan.block_n, work.n)
+    outer, inner = sch.split(columns, [None, tile])
     task = sch.fuse(*rows, outer)
     if gpu:
         sch.bind(task, "blockIdx.x")
@@ -34,7 +35,7 @@ def emit(work: ExpertMatmul, plan: TilePlan, target: Target) -> tirx.PrimFunc:
         sch.compute_at(block, inner if gpu else task)
         sch.set_scope(block, 0, "local")
     for block in () if gpu else blocks:
-        _in_lanes(sch, block, along_k=work.layout == "nk")
+        _in_lanes(sch, block, columns=work.layout == "kn" and tile > 1)
     return sch.mod["main"]
 
 
@@ -51,7 +52,7 @@ def _split_sums(sch: s_tir.Schedule, lanes: int) -> None:
             sch.rfactor(part, 3)
 
 
-def _in_lanes(sch: s_tir.Schedule, block: object, along_k: bool) -> None:
+def _in_lanes(sch: s_tir.Schedule, block: object, columns: bool) -> None:
     """Compute parts of a sum at once, or columns where those lie next to each other."""
     name, (_, *inside) = _name(sch, block), sch.get_loops(block)
     if is_number(sch.get(block).iter_vars[-1].dom.extent, 1):  # it has no loop over that
@@ -61,8 +62,8 @@ def _in_lanes(sch: s_tir.Schedule, block: object, along_k: bool) -> None:
         sch.reorder(*others, part)
         sch.vectorize(part)
         sch.decompose_reduction(block, others[-1])
-    elif name.startswith(_PRODUCT) and not along_k:
-        *_, columns, depth = inside
-        sch.reorder(depth, columns)
-        sch.vectorize(columns)
+    elif name.startswith(_PRODUCT) and columns:
+        *_, column, depth = inside
+        sch.reorder(depth, column)
+        sch.vectorize(column)
         sch.decompose_reduction(block, depth)
