@@ -54,6 +54,18 @@ def test_many_rows_of_few_experts() -> None:
         assert np.abs(got - exact).max() < 2e-3 * np.abs(exact).max()
 
 
+def test_nan_passes_the_bounds_of_a_gate() -> None:
+    work = WORKS["clipped"]
+    given = inputs(work, {"rows": 3})
+    given["x"][1] = np.nan
+    plans = [*dict.fromkeys(candidates(work, device_of(gpu_target()), "triton"))]
+    tables = map(PlanTable.single, plans)
+    executable = build_triton(work, *tables, outputs=1, target=gpu_target())
+    for number in range(len(plans)):
+        (got,) = run_triton(executable, list(given.values()), f"main{number}")
+        assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
+
+
 @pytest.mark.parametrize("make", [routing.softmax_first, routing.softmax_behind, routing.by_groups])
 @pytest.mark.parametrize("experts", [routing.EXPERTS, 132, 300])
 def test_routing_by_blocks(make: routing.Make, experts: int) -> None:
