@@ -13,6 +13,7 @@ from ..errors import Reason
 from ..matching.activations import activation
 from ..matching.by_expert import Pairs, Product, in_order, moved_on, product_of
 from ..matching.constants import binary, scalar
+from ..matching.dequantized import refuse_dequantized
 from ..matching.movements import cut_of
 from ..matching.packed import packed_weight
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
@@ -53,8 +54,8 @@ class FuseExperts(FusingPass):
     that are taken along.  Weights of few bits that the graph decodes are read as they are stored.
 
     declines when:
-        weights are no float matrices of known sizes; indices wrap around; a product is read by more
-        than what one kernel makes.
+        weights are no float matrices of known sizes, or are decoded from what is no matrix; indices
+        wrap around; a product is read by more than what one kernel makes.
 
     Parameters
     ----------
@@ -188,6 +189,7 @@ def _weights(view: BlockView, made: Product) -> tuple[Any, dict[str, KernelArg]]
         packed = packed_weight(view, flat.args[0])
         if packed is not None and not packed.transposed:
             return packed.form, packed.args("w0")
+    refuse_dequantized(view, made.table if flat is None else flat.args[0])
     return None, {"w0": KernelArg(made.table, (experts * first, last))}
 
 

@@ -15,7 +15,9 @@ from tvm.target import Target
 from relax_fusion import make_target
 from relax_fusion.dlight_rules.apply import ScheduleKernels
 from relax_fusion.dlight_rules.fused import FusedRule
+from relax_fusion.errors import Reason
 from relax_fusion.passes import FuseExperts, FuseOptions
+from relax_fusion.report.decision import Decision
 
 from ..support.quantised import Groups
 from ..support.quick import machine, quick_host, quickly
@@ -186,6 +188,20 @@ def test_packed_weights_are_read_as_words(bits: int, dynamic: bool) -> None:
     assert kernels(after) == 1 and "decode" not in text, "the kernel alone, of words"
     wanted = run(mod, args)
     assert np.abs(run(after, args) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_weights_of_no_format_are_not_decoded_for_all_experts() -> None:
+    def make(layer: Layer) -> relax.Expr:
+        layer.params.append(relax.Var("q", relax.TensorType((EXPERTS, INNER, WIDTH), "int8")))
+        decoded = layer.emit(op.astype(layer.params[-1], "float32"))
+        scaled = layer.emit(op.multiply(decoded, layer.param(EXPERTS, INNER, 1)))
+        column = layer.emit(op.expand_dims(layer.repeated(), -1))
+        return op.squeeze(op.matmul(layer.look_up(scaled), column), [-1])
+
+    decisions: list[Decision] = []
+    FuseExperts(FuseOptions(quick_host(), decisions=decisions))(module(Layer(), make))
+    (told,) = decisions
+    assert told.decline is not None and told.decline.reason == Reason.MATERIALISED
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])
