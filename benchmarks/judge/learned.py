@@ -2,6 +2,7 @@
 
     pip install 'relax-fusion[dev]'           # it needs scikit-learn
     python -m benchmarks judge learned
+    python -m benchmarks judge learned --database times.jsonl --target llvm   # times of `tune`
 
 Gradient-boosted trees correct the logarithm of a price, by the terms that the formula makes it of:
 the parts of memory, L2, arithmetic, waiting and launching, waves, how full the last one is,
@@ -15,8 +16,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from argparse import ArgumentParser
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +32,20 @@ from benchmarks.report import Entry
 from benchmarks.runner import read
 from benchmarks.suite import Suite, done
 from relax_fusion.estimator import Prediction, Problem
+from relax_fusion.estimator.database import (
+    Database,
+    size_from_json,
+    target_fields,
+    workload_key,
+)
 from relax_fusion.estimator.families.matmuls import TilePrice, launch_of
 from relax_fusion.estimator.gpu_cost import price, resident_blocks
 from relax_fusion.estimator.prediction import Price
 from relax_fusion.estimator.registry import option_of, plan_of
 from relax_fusion.estimator.shape import Size
 from relax_fusion.hardware import DeviceSpec, generic_cpu
+from relax_fusion.hardware.target import device_of, make_target
+from relax_fusion.workload.json import from_json
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDS = 5
@@ -160,6 +170,22 @@ def on_cpu() -> list[Case]:
     return found
 
 
+def tuned(path: Path, target: str) -> list[Case]:
+    """Return the times that `relax-fusion tune` measured on a device."""
+    wanted = make_target(target)
+    dev, fields, found = device_of(wanted), target_fields(str(wanted)), []
+    for line in Database(path).lines():
+        size = size_from_json(line.size)
+        if line.target != fields or size is None:
+            continue
+        work = from_json(json.dumps(line.workload))
+        option = option_of(plan_of(line.plan), Problem(work, dev))
+        told, priced = terms(option.price, option.plan, size, dev), option.price.at(size).seconds
+        name = workload_key(line.workload)
+        found.append(Case(name, f"{name} {size}", told, option.plan.family, priced, line.seconds))
+    return found
+
+
 SETS = {"h200 matmuls": matmuls, "h200 attention": attentions, "cpu matmuls": on_cpu}
 
 
@@ -221,9 +247,20 @@ class JudgeLearned(Suite):
         *("learned", "worst: formula", "learned", "beats it", "what it goes by"),
     )
 
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("--database", type=Path, help="judge the times of `tune` in a file")
+        parser.add_argument("--target", default="llvm", help="of the database (default llvm)")
+
+    def items(self) -> Iterable[tuple[str]]:
+        return [("database",)] if self.args.database is not None else super().items()
+
     def measured(self, item: tuple[str]) -> Entry:
         """Judge the formula and its correction on the times of one kind."""
-        cases = SETS[item[0]]()
+        path = self.args.database
+        cases = tuned(path, self.args.target) if path is not None else SETS[item[0]]()
+        if len({case.workload for case in cases}) < 2:
+            raise ValueError("there are times of fewer than two workloads")
         corrected, matters = held_out(cases)
         return {
             "times": len(cases),

@@ -209,7 +209,7 @@ class Database:
         """
         wanted, digest = target_fields(target), hashlib.sha1()
         times: dict[str, dict[Size, dict[TilePlan, float]]] = {}
-        for measurement in self._lines():
+        for measurement in self.lines():
             if measurement.target != wanted:
                 continue
             plan, size = _plan(measurement), _size(measurement)
@@ -268,8 +268,14 @@ class Database:
             _LOG.warning("%s: the last line was cut off, and is removed", self.path)
             os.ftruncate(descriptor, size - len(last))
 
-    def _lines(self) -> Iterator[Measurement]:
-        """Yield the measurements that this version can read."""
+    def lines(self) -> Iterator[Measurement]:
+        """Yield the measurements that this version can read, those of other kernels among them.
+
+        Raises
+        ------
+        DatabaseError
+            As `measured`.
+        """
         try:
             data = read_file(self.path)
         except OSError as err:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.judge import learned, models
 from benchmarks.judge.learned import Case, beats_formula, fares
+from relax_fusion import make_target
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.database import Database, Measurement, target_fields
+from relax_fusion.hardware import device
+from relax_fusion.workload import DynamicDim
+from relax_fusion.workload.json import to_json
+
+from ..support.estimator_cases import norm_matmul
 
 ENTRY = {"model": "demo-gpt2", "vocab": 64, "quantization": "", "batch": 1, "layers": 1}
 
@@ -72,6 +81,21 @@ def test_trees_learn_of_other_workloads(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(entry["matters"], key=entry["matters"].__getitem__) == "family"
     again = run("learned", tmp_path)[1]["cases"][0]
     assert again["learned"] == entry["learned"]
+
+
+def test_times_of_a_database_are_read(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, target, dev = tmp_path / "times.jsonl", make_target("llvm"), device("cpu")
+    work = norm_matmul(rows=DynamicDim("rows"))
+    for number, plan in enumerate(islice(candidates(work, dev), 3)):
+        for told in (target, make_target("h200")):
+            fields, own = target_fields(str(told)), dict(plan.to_attr())
+            kernel = fields, json.loads(to_json(work)), 16, own
+            Database(path).add(Measurement("a CPU", *kernel, 1e-5 * (1 + number), 0.0, {}))
+    found = learned.tuned(path, "llvm")
+    assert [round(1e5 * c.seconds) for c in found] == [1, 2, 3]
+    assert len({(c.workload, c.group) for c in found}) == 1
+    assert main(["judge", "learned", "--database", str(path), "--results", str(tmp_path)]) == 1
+    assert "fewer than two workloads" in capsys.readouterr().out
 
 
 def test_kept_times_of_a_processor_are_read() -> None:
