@@ -15,14 +15,10 @@ from .baseline import start_s
 from .gpu_cost import LEAST_S
 from .prediction import DRAM_EFFICIENCY, Prediction
 
-EARLY_S = 0.6e-6
+EARLY_S = 0.9e-6
 """Behind another kernel in a CUDA graph, one adds so much less than its price without the launch:
-it begins while that one ends.  This and `LEAST_ADDED_S` are fitted to whole models on an H200
-(`2026-11-29-judge_models.md`); assumed elsewhere."""
-
-LEAST_ADDED_S = 4.0e-6
-"""What a fused chain adds at least, as its kernels wait for results, load, compute and store.
-Those of attention for a token are two: 3.5 and 4.2 us (`2026-11-29-bench_decode-batch1.md`)."""
+it begins while that one ends.  Fitted to whole models on an H200 (`2026-11-29-judge_models.md`);
+assumed elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ def added_s(parts: Sequence[Part], dev: DeviceSpec) -> list[float]:
     for part in parts:
         own_s = max(part.prediction.seconds - dev.launch_s, 0.0)
         slower = max(_slowed(busy_s, dev) - _slowed(own_s, dev), 0.0)
-        found.append(part.count * max(own_s - EARLY_S, LEAST_ADDED_S) + slower * part.multiplied_s)
+        found.append(part.count * max(own_s - EARLY_S, 0.0) + slower * part.multiplied_s)
     return found
 
 

@@ -188,13 +188,18 @@ class MeasuringDevice:
         while self.on_gpu and time.monotonic() < end:
             self.sample(function, arguments, 10)
 
-    def sample(self, function: Function, arguments: Sequence[Any], count: int) -> list[float]:
-        """Return the seconds of `count` calls of a function, after one more to warm up."""
+    def sample(
+        self, function: Function, arguments: Sequence[Any], count: int, *, flush: bool = True
+    ) -> list[float]:
+        """Return the seconds of `count` calls of a function, after one more to warm up.
+
+        Unless told otherwise, a GPU's caches are emptied in front of each.
+        """
         machine, name = function
         machine.module["save_function"](name, f"{name}_timed", 0, *arguments)
-        flush = FLUSH_BYTES if self.on_gpu else 0  # a CPU's would take longer than most kernels
+        emptied = FLUSH_BYTES if self.on_gpu and flush else 0  # a CPU's would take too long
         timed = machine.module.time_evaluator(
-            f"{name}_timed", self.device, number=1, repeat=count, cache_flush_bytes=flush
+            f"{name}_timed", self.device, number=1, repeat=count, cache_flush_bytes=emptied
         )
         return list(timed().results)
 

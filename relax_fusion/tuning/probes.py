@@ -71,7 +71,10 @@ def _on_cpu() -> Iterator[Probe]:
 
 
 def _on_gpu(dev: DeviceSpec) -> Iterator[Probe]:
-    """Yield matmuls: by the launch, by memory, by each unit that multiplies, and by their waves."""
+    """Yield matmuls: by the launch, by memory, by each unit that multiplies, and by their waves.
+
+    Weights of those that wait for memory are twice as large as second-level caches.
+    """
     half = "float16"
     yield named((1, 64, 64), half)
     for sizes in ((1, 8192, 8192), (4096, 4096, 4096), (1024, 4096, 4096)):
@@ -80,7 +83,7 @@ def _on_gpu(dev: DeviceSpec) -> Iterator[Probe]:
     for dtype in ("bfloat16", "int8"):
         if dev.tensor_flops_per_s(dtype):
             yield named((4096, 4096, 4096), dtype)
-    for sizes in ((16, 4096, 14336), (256, 4096, 4096), (1, 4096, 4096), (64, 4096, 14336)):
+    for sizes in ((16, 8192, 14336), (512, 4096, 4096), (64, 8192, 14336)):
         yield named(sizes, half)
     yield named((256, 1024, 1024), "float32")
     yield named((2048, 1024, 1024), half)

@@ -16,7 +16,6 @@ from tvm import relax
 from tvm.target import Target
 
 from ..errors import TargetError, TuningError
-from ..estimator.baseline import FIRST_S
 from ..estimator.database import package_version, target_fields
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
@@ -36,6 +35,11 @@ SAMPLES, ENOUGH_S, LEAST_SAMPLES = 30, 0.5, 3
 """Times of a kernel: the most, how long they may take together, and the fewest."""
 
 FEW_LAUNCHES, MANY_LAUNCHES = 16, 144
+
+ALONE_S = 2.65e-6
+"""A kernel alone in a CUDA graph adds 2.65e-6 seconds more than one more in a row.  Measured on an
+H200: 3.4e-6 (`DeviceSpec.launch_s`) and 0.75e-6 (`2026-11-29-calibrate-h200.log`, where 1.28e-6 was
+added); assumed elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,9 @@ class Sweep:
     def seconds(self, probe: Probe, plan: TilePlan) -> float:
         """Compile a kernel, and return its time.
 
+        Caches are not emptied: a GPU's would be by writing, and dirty lines that make room take
+        bandwidth from the kernel, a fifth of it on an H200.  What waits for memory is larger.
+
         Raises
         ------
         TuningError
@@ -79,7 +86,7 @@ class Sweep:
             self.device.tensor(draw(probe.work, o, sizes)) for o in probe.work.graph.inputs
         ]
         self.device.warm_up(function, arguments)
-        return self._time(partial(self.device.sample, function, arguments))
+        return self._time(partial(self.device.sample, function, arguments, flush=False))
 
     def _time(self, sample: Callable[[int], list[float]]) -> float:
         """Return the median of some times; of a CPU, which others use as well, the least."""
@@ -89,12 +96,12 @@ class Sweep:
         return statistics.median(found) if self.device.on_gpu else min(found)
 
     def launch_s(self) -> float:
-        """Return what a further kernel adds in a CUDA graph, and what its first one takes more."""
+        """Return what a kernel adds that is alone in a CUDA graph."""
         few, many = (self._in_a_row(count) for count in (FEW_LAUNCHES, MANY_LAUNCHES))
         each = (many - few) / (MANY_LAUNCHES - FEW_LAUNCHES)
         if each <= 0:
             raise TuningError(f"{MANY_LAUNCHES} kernels take no longer than {FEW_LAUNCHES}")
-        return each + FIRST_S
+        return each + ALONE_S
 
     def _in_a_row(self, count: int) -> float:
         """Return the seconds of small kernels, each of which reads what the last one wrote."""
@@ -117,7 +124,7 @@ class Sweep:
         function = self.device.load(made), "main"
         arguments = [self.device.tensor(np.ones(1024, "float32"))]
         self.device.warm_up(function, arguments)
-        return self._time(partial(self.device.sample, function, arguments))
+        return self._time(partial(self.device.sample, function, arguments, flush=False))
 
 
 def calibrate(

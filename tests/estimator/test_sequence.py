@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relax_fusion.estimator import Prediction
-from relax_fusion.estimator.sequence import EARLY_S, LEAST_ADDED_S, Part, added_s, other_s
+from relax_fusion.estimator.sequence import EARLY_S, Part, added_s, other_s
 from relax_fusion.hardware import device
 
 GPU, CPU = device("h200"), device("cpu")
@@ -20,10 +20,9 @@ def test_a_processor_runs_one_after_the_other() -> None:
     assert added_s([part(2e-5, 3), part(1e-6)], CPU) == [pytest.approx(6e-5), 1e-6]
 
 
-def test_launches_overlap_but_a_kernel_takes_its_least() -> None:
-    long, short = added_s([part(3e-5, 4), part(5e-6, 2)], GPU)
-    assert long == pytest.approx(4 * (3e-5 - GPU.launch_s - EARLY_S))
-    assert short == pytest.approx(2 * LEAST_ADDED_S)
+def test_launches_overlap_and_kernels_begin_early() -> None:
+    long, short = added_s([part(3e-5, 4), part(4e-6, 2)], GPU)
+    assert long == pytest.approx(4 * (3e-5 - GPU.launch_s - EARLY_S)) and short == 0.0
 
 
 def test_tensor_cores_that_multiply_for_long_slow_down_together() -> None:
