@@ -32,7 +32,7 @@ def run(name: str, path: Path) -> tuple[int, dict]:
 
 def test_every_kept_time_has_a_model() -> None:
     found = list(models.kept())
-    assert len(found) == 14 and len({(i.kind, i.model, i.sizes) for i in found}) == 14
+    assert len({(i.kind, i.model, i.sizes) for i in found}) == len(found) >= 14
     assert {i.function for i in found} == {"decode", "prefill", "main"}
     assert all(1e-4 < i.measured_s < 1e-1 for i in found)
 
