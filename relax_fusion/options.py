@@ -22,9 +22,10 @@ from .canonical import CANONICAL
 from .errors import PipelineError
 from .estimator.database import Database, Measured
 from .estimator.family import Backend
-from .hardware.target import has_triton, is_cuda, make_target, require_tf32
+from .hardware.target import has_triton, is_cuda, make_target
 from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
 from .passes import PATTERNS
+from .passes.allowed import require_int8_rows, require_tf32
 from .passes.options import Bound, FuseOptions, Plans
 from .report import Report
 from .transforms.debug_dump import Wanted
@@ -33,6 +34,7 @@ from .validation import Natural, check, plain, shown
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
 _TOLD |= {"dump_functions", "dump_phases"}
 _TOLD |= {"database", "disable", "cubins", "always_fuse", "allow_tf32", "validate", "exact"}
+_TOLD |= {"allow_int8_rows"}
 """Fields that a dump tells of."""
 
 
@@ -129,6 +131,10 @@ class PipelineOptions:
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
+    allow_int8_rows : bool
+        Let CPUs round rows to int8, each by its largest number, in front of weights of 4 and 8
+        bits: many rows take a third of the time, and results err by about a hundredth.  Refused
+        where the target has neither AVX-512 VNNI nor AVX-VNNI.
     cubins : bool
         On CUDA, compile TVM's kernels now and not when the library is loaded, so that it runs
         where no Python is.
@@ -170,6 +176,7 @@ class PipelineOptions:
     cubins: bool = False
     always_fuse: bool = False
     allow_tf32: bool = False
+    allow_int8_rows: bool = False
     exact: bool = True
     validate: bool | Literal["strict"] = False
     report: InstanceOf[Report] | None = None
@@ -184,6 +191,8 @@ class PipelineOptions:
             )
         if self.allow_tf32:
             require_tf32(self.target)
+        if self.allow_int8_rows:
+            require_int8_rows(self.target)
         if self.cubins and is_cuda(self.target):
             require_nvrtc()
         if self.cublas_gemm and tvm.get_global_func("relax.ext.cublas", True) is None:
@@ -224,6 +233,7 @@ class PipelineOptions:
             self.validate,
             self.measured,
             self.disable,
+            self.allow_int8_rows,
         )
 
     @property

@@ -159,7 +159,7 @@ def add_model_arguments(
 
 CHANGING = (
     *("bound", "disable", "always_fuse", "allow_tf32", "validate", "backend", "database"),
-    *("no_cuda_graph", "cubins", "inexact", "tensor_parallel"),
+    *("no_cuda_graph", "cubins", "inexact", "tensor_parallel", "allow_int8_rows"),
 )
 """Options beside those of the model and the target that change what is compiled."""
 
@@ -179,7 +179,7 @@ def asked(args: argparse.Namespace) -> dict[str, str]:
 
 _PIPELINE = (
     *("disable", "always_fuse", "allow_tf32", "validate", "backend", "database", "cubins"),
-    *("debug_dump", "dump_functions", "dump_phases"),
+    *("debug_dump", "dump_functions", "dump_phases", "allow_int8_rows"),
 )
 
 
@@ -212,6 +212,12 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--allow-tf32",
         help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
+    )
+    add_flag(
+        parser,
+        "--allow-int8-rows",
+        help="let CPUs round rows to int8 in front of weights of 4 and 8 bits: many rows take a "
+        "third of the time, results err by about a hundredth (AVX-512 VNNI or AVX-VNNI)",
     )
     add_flag(
         parser,

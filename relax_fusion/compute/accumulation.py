@@ -27,12 +27,13 @@ from ..estimator.families.words import MANTISSA_BITS, WordVectors
 from ..workload import INTEGER_DTYPES, Packed
 from .activations import ACCUMULATE
 from .dot_words import WORD, column_word, products, word_at
+from .rounded_rows import byte_word
 from .stages import Padding, Reader, Size, clamped, int64, round_up
 
 
 def accumulate(
     data: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
-) -> te.Tensor:
+) -> Reader:
     """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
     if padding.panels:
         return _accumulate_panels(data, weight, sizes, name, padding)
@@ -119,12 +120,14 @@ def _panels(
 
 def _accumulate_panels(
     tiles: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
-) -> te.Tensor:
+) -> Reader:
     """Add the same reduction over tiles of x and panels of the weight."""
     parts, n = sizes
     height, width = padding.rows, padding.columns
     (count, steps, _), dot = tiles.shape, padding.dot
     k = steps * dot.count if dot else steps
+    if padding.rounded is not None:
+        return _accumulate_groups(tiles, weight, sizes, name, padding)
     panels = _panels(weight, (parts, n, k), name.replace("acc", ""), padding)
     r = te.reduce_axis((0, steps), "k")
 
@@ -132,7 +135,55 @@ def _accumulate_panels(
         x, w = tiles(i // height, r, i % height), panels(j // width, r, p, j % width)
         return te.sum(products(dot, x, w) if dot else x * w, axis=r)
 
-    return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
+    acc = te.compute(int64((parts, count * height, round_up(n, width))), product, name)
+    return _shifted(acc, padding.added) if padding.added is not None else acc
+
+
+def _shifted(acc: te.Tensor, added: te.Tensor) -> Reader:
+    """Return what reads sums with what is added to those of each row."""
+    return lambda p, i, j: acc(p, i, j) + added(i)
+
+
+def _accumulate_groups(
+    tiles: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
+) -> Reader:
+    """Add the same reduction over rows in bytes: sums of groups are scaled, and not elements."""
+    (parts, n), index, vectors = sizes, name.removeprefix("acc"), padding.words
+    (count, steps, height), width, rounded = tiles.shape, padding.columns, padding.rounded
+    assert vectors is not None and rounded is not None and padding.dot is not None
+    form, dot, rows = vectors.form, padding.dot, rounded.step.shape[0]
+
+    def stored(which: int, length: int, called: str, dtype: str) -> te.Tensor:
+        def reader(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+            return weight(p, j, r, which)
+
+        return panels_of(reader, (parts, n, length), width, f"{called}{index}", dtype)
+
+    words = stored(WORDS, vectors.words, "w_words", form.word)
+    scales = stored(SCALES, vectors.groups, "w_scales", ACCUMULATE)
+    columns, depth = round_up(n, width), form.group // dot.count
+    panels = te.compute(
+        int64((columns // width, steps, parts, width)),
+        lambda panel, r, p, j: byte_word(form, words, r, panel, p, j),
+        f"w_panels{index}",
+    )
+    r, g = te.reduce_axis((0, depth), "k"), te.reduce_axis((0, vectors.groups), "group")
+
+    def product(g: tirx.Expr, p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        at = g * depth + r
+        x, w = tiles(i // height, at, i % height), panels(j // width, at, p, j % width)
+        return te.sum(products(dot, x, w), axis=r)
+
+    shape = (parts, count * height, columns)
+    part = te.compute(int64((vectors.groups, *shape)), product, f"part{index}")
+
+    def scaled(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        zeros = rounded.sums(clamped(i, rows, padding.rows), g) * tirx.const(form.zero, dot.sums)
+        total = (part(g, p, i, j) - zeros).astype(ACCUMULATE)
+        return te.sum(total * scales(j // width, g, p, j % width), axis=g)
+
+    acc = te.compute(int64(shape), scaled, name)
+    return lambda p, i, j: acc(p, i, j) * rounded.step(i)
 
 
 WORDS, SCALES = 0, 1

@@ -45,6 +45,7 @@ from dataclasses import replace
 
 from tvm import te, tirx
 
+from ..estimator.families.cpu_dots import ROUNDED
 from ..estimator.families.matmuls import SCALAR_FAMILIES
 from ..estimator.families.words import word_vectors
 from ..estimator.tile_plan import TilePlan
@@ -54,6 +55,7 @@ from .activations import ACCUMULATE, activate
 from .dot_words import added_by_rows, bits_of
 from .heads import normalised_heads
 from .rope import in_order, rotated_projection
+from .rounded_rows import rounded_rows
 from .stages import (
     Edges,
     Padding,
@@ -93,7 +95,10 @@ def contraction_prim_func(
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
     if padding.panels:
-        if padding.dot is not None:
+        if plan.family == ROUNDED and padding.words is not None:
+            data, rounded = rounded_rows(data, padding.words.form.group)
+            padding = replace(padding, rounded=rounded)
+        elif padding.dot is not None:
             padding = replace(padding, added=added_by_rows(data, padding.dot))
             data = bits_of(data) if data.dtype == ACCUMULATE else data
         data = tiles_of(data, padding)
@@ -270,7 +275,6 @@ def _projection(
 
     def total(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         sums = acc(tirx.IntImm("int64", 0), i, j)
-        sums = sums if padding.added is None else sums + padding.added(i)
         return sums.astype(ACCUMULATE) if projection.epilogue else sums  # of integers, int32
 
     value = stepped(stages, index, projection.epilogue, total)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tvm import te, tirx
 
-from ..estimator.families.cpu_dots import FAMILIES as DOTS
-from ..estimator.families.cpu_dots import Word, word_of
+from ..estimator.families.cpu_dots import COUNTS, Word, word_of
 from ..estimator.families.cpu_tiles import PANELS
 from ..estimator.families.words import FAMILY as WORDS
 from ..estimator.families.words import WordVectors
@@ -121,7 +120,7 @@ class Padding:
     `panels` tells that weights are repacked into panels of so many columns, and x into tiles of so
     many rows; `words` that weights are unpacked by vectors of words; `dot` which neighbours both
     have in a word.  `laid` adds an operand, which is a weight that is in panels already; `added`
-    is added to the sums of each row.
+    is added to the sums of each row, and `rounded` (`compute.rounded_rows`) tells of its bytes.
     """
 
     rows: int
@@ -131,13 +130,14 @@ class Padding:
     dot: Word | None = None
     laid: Callable[[str, Sequence[Size], str], te.Tensor] | None = None
     added: te.Tensor | None = None
+    rounded: Any = None
 
     @staticmethod
     def of(plan: TilePlan, edges: Edges, dtype: str, words: WordVectors | None = None) -> Padding:
         """Return the padding under which `plan` tiles without a remainder."""
         if edges == "none":
             return Padding(1, 1)
-        if plan.family in (PANELS, *DOTS):
+        if plan.family in (PANELS, *COUNTS):
             return Padding(plan.reg_m, plan.reg_n, True, words, word_of(plan.family, dtype))
         if plan.family == WORDS:
             return Padding(plan.block_m, plan.block_n, words=words)

@@ -126,6 +126,8 @@ class Capabilities:
         A unit that copies whole tiles by a tensor map (Tensor Memory Accelerator).
     matrix_instructions : tuple of MatrixInstruction
         Entries of the tables in :mod:`.instructions` that it executes.
+    int8_rows : bool
+        Whether rows may be rounded to int8 for weights of few bits, as only an option says.
     """
 
     async_copies: bool = False
@@ -133,6 +135,7 @@ class Capabilities:
     clusters: bool = False
     tma: bool = False
     matrix_instructions: tuple[MatrixInstruction, ...] = ()
+    int8_rows: bool = False
 
     @cached_property
     def warp_group_mma(self) -> bool:

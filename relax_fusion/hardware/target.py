@@ -16,7 +16,7 @@ from ..errors import TargetError
 from ..validation import shown
 from .device_file import read_device_file, registered
 from .devices import DEVICES, device, generic_cpu
-from .instructions import CPU_INSTRUCTIONS, MMA, Capabilities
+from .instructions import CPU_INSTRUCTIONS, Capabilities
 from .nvidia import ARCHITECTURES, STATIC_SMEM_BYTES, capability_of
 from .spec import DeviceSpec
 
@@ -316,21 +316,6 @@ def without_tensor_cores(target: Target) -> Target:
 def has_triton(target: Target) -> bool:
     """Tell whether Triton kernels can be compiled for `target`: CUDA, sm_80 or newer."""
     return is_cuda(target) and device_of(target).capabilities.async_copies
-
-
-def require_tf32(target: Target) -> None:
-    """Refuse tf32 where no tensor cores multiply it.
-
-    Raises
-    ------
-    TargetError
-        If the target is not CUDA, or older than sm_80.
-    """
-    found = device_of(target).capabilities.matrix_instructions if is_cuda(target) else ()
-    if MMA["float32"] not in found:
-        raise TargetError(
-            f"allow_tf32=True (--allow-tf32) needs a CUDA target, sm_80 or newer: {target}"
-        )
 
 
 def compute_capability(target: Target) -> int:

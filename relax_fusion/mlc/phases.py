@@ -191,7 +191,7 @@ ANY = "h200"
 
 CHOICES = (
     *("backend", "plans", "disable", "always_fuse", "allow_tf32", "exact", "validate"),
-    *("report", "progress"),
+    *("report", "progress", "allow_int8_rows"),
 )
 """Arguments of our pipeline that MLC-LLM's lacks."""
 
@@ -210,7 +210,7 @@ def install(**choices: Any) -> None:
     **choices
         Fields of `relax_fusion.PipelineOptions` that MLC-LLM does not set: ``backend``, ``plans``,
         ``disable``, ``always_fuse``, ``allow_tf32``, ``exact``, ``validate``, ``report``,
-        ``progress``.
+        ``progress``, ``allow_int8_rows``.
 
     Raises
     ------

@@ -20,12 +20,12 @@ from tvm import ir, relax
 from ..compute import build_prim_func
 from ..errors import PipelineError
 from ..estimator import Choice, saved_s
-from ..hardware.target import device_of, require_tf32
 from ..matching.known_effects import memory_of
 from ..matching.pattern import BlockView, Match, belongs_to_a_library
 from ..matching.rebuild import Kernel, rebuild
 from ..report.decision import Decision
 from ..validation import shown
+from .allowed import require_int8_rows, require_tf32
 from .block_round import Form, Round, Setting
 from .options import FuseOptions
 from .record import Record
@@ -127,9 +127,11 @@ class _Fuser:
         self.mod, self.options = mod, options
         self.builder = relax.BlockBuilder(mod)
         self.kernels: dict[str, ir.GlobalVar] = {}
-        self.setting = Setting(by_name, options, target, device_of(target))
+        self.setting = Setting(by_name, options, target, options.resolved_device())
         if options.allow_tf32:
             require_tf32(target)
+        if options.allow_int8_rows:
+            require_int8_rows(target)
 
     def function(self, func: relax.Function, record: Record) -> relax.Function:
         """Return the function with its chains fused, itself if nothing changed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import InstanceOf, SkipValidation
@@ -13,7 +13,8 @@ from ..errors import PipelineError, TilePlanError
 from ..estimator.database import Measured
 from ..estimator.family import Backend
 from ..estimator.tile_plan import PlanTable, TilePlan
-from ..hardware.target import host_target
+from ..hardware import DeviceSpec
+from ..hardware.target import device_of, host_target
 from ..report.decision import Decision
 from ..validation import Count, check, shown
 
@@ -44,6 +45,8 @@ class FuseOptions:
         `relax_fusion.triton_bridge.EmitTritonKernels`, which runs later.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
+    allow_int8_rows : bool
+        Let CPUs round rows to int8 in front of weights of 4 and 8 bits, each by its largest number.
     validate : bool or "strict"
         Interpret what every kernel replaces beside what it computes, and leave a chain alone where
         they differ; "strict" raises `EquivalenceError` there.
@@ -65,6 +68,7 @@ class FuseOptions:
     validate: bool | Literal["strict"] = False
     measured: InstanceOf[Measured] | None = None
     disable: tuple[str, ...] = ()
+    allow_int8_rows: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that no pass could honour, before any chain is looked at."""
@@ -75,6 +79,12 @@ class FuseOptions:
             if not isinstance(plan, TilePlan | PlanTable):
                 detail = f"is {shown(plan)}; must be a TilePlan or PlanTable"
                 raise TilePlanError(f"plans[{shown(name)}] {detail}")
+
+    def resolved_device(self) -> DeviceSpec:
+        """Return the device of the target, as far as a user lets its kernels go."""
+        dev = device_of(self.resolved_target())
+        allowed = replace(dev.capabilities, int8_rows=self.allow_int8_rows)
+        return replace(dev, capabilities=allowed) if self.allow_int8_rows else dev
 
     def resolved_target(self) -> Target:
         """Return the target, falling back to the one in scope and then to this machine."""

@@ -43,6 +43,8 @@ class TorchOptions:
         On CUDA, replay launches of static shapes as CUDA graphs.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32.
+    allow_int8_rows : bool
+        Let CPUs round rows to int8 in front of weights of 4 and 8 bits.
     exact : bool
         Keep to algebraic rules that round as the numerical contract says.
     database : str or Path, optional
@@ -67,6 +69,7 @@ class TorchOptions:
     validate: bool = False
     use_cuda_graph: bool = True
     allow_tf32: bool = False
+    allow_int8_rows: bool = False
     exact: bool = True
     database: str | Path | None = None
     report: str | Path | None = None
@@ -123,7 +126,7 @@ class TorchOptions:
         """Return the arguments of the pipeline."""
         from ..hardware.target import is_cuda
 
-        names = ("backend", "validate", "allow_tf32", "exact", "database")
+        names = ("backend", "validate", "allow_tf32", "allow_int8_rows", "exact", "database")
         given = {name: getattr(self, name) for name in names}
         if is_cuda(target):
             given |= {"use_cuda_graph": False, "cubins": True}  # PyTorch captures whole pieces

@@ -101,7 +101,9 @@ def test_four_bits_on_a_cpu_and_their_goals(run, monkeypatch) -> None:
     monkeypatch.setattr(cpu_q4, "WIDTHS", TINY_Q4)
     monkeypatch.setattr(cpu_q4, "PAUSE_S", 0.0)
 
-    def exact(model: q4_model.Model, *_: object) -> Callable[[np.ndarray], np.ndarray]:
+    def exact(
+        model: q4_model.Model, *_: object, **__: object
+    ) -> Callable[[np.ndarray], np.ndarray]:
         return lambda x: model.exact(x).astype("float32")
 
     monkeypatch.setattr(graphs, "by_us", exact)

@@ -141,6 +141,7 @@ def test_explain_names_the_plan_of_the_keys_that_it_prices() -> None:
         (["llama-3.1-8b", "--disable", "FuseNothing"], 2, "FuseGatedFFN"),
         (["demo-gpt2", "--backend", "triton"], 1, "triton"),
         (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
+        (["demo-gpt2", "--allow-int8-rows", "--target", "h200"], 1, "AVX-512 VNNI"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
         (["demo-gpt2", "--quantization", "q4"], 2, "'q4f32_1', 'q8f16_1'"),

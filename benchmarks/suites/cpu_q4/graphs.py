@@ -67,9 +67,9 @@ def decoded(words: te.Tensor, scales: te.Tensor) -> te.Tensor:
     return te.compute((n, k), element, "decoded")
 
 
-def by_us(model: Model, packed: bool, target: Any) -> Timed:
+def by_us(model: Model, packed: bool, target: Any, **options: bool) -> Timed:
     """Compile the module; the weights stay parameters."""
-    pipeline = relax.get_pipeline("relax_fusion", target=target)
+    pipeline = relax.get_pipeline("relax_fusion", target=target, **options)
     executable = tvm.compile(module(model, packed), target, relax_pipeline=pipeline)
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
     weights: list[tvm.runtime.Tensor] = []

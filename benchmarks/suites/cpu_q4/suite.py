@@ -1,4 +1,4 @@
-"""A token by 4-bit weights on this CPU: ours, ours in float32, onnxruntime, OpenVINO.
+"""A token by 4-bit weights on this CPU: ours, with rows of int8, in float32, and two peers.
 
     python -m benchmarks run cpu_q4 [--threads 2] [--layers 22] [--rows 1 4]
 
@@ -35,6 +35,7 @@ GOALS = {"float32": 1.5, **dict.fromkeys(("ort", "ort_int8", "openvino", "openvi
 """Least ratios of their times to ours."""
 
 LABELS = {
+    "int8": "ours, int8",
     "float32": "ours, float32",
     "ort": "onnxruntime",
     "ort_int8": "onnxruntime, int8",
@@ -89,6 +90,7 @@ class CpuQ4(Suite):
         self.model = model = Model(WIDTHS, self.args.layers)
         makers: dict[str, Callable[[], graphs.Timed]] = {
             "ours": partial(graphs.by_us, model, True, target),
+            "int8": partial(graphs.by_us, model, True, target, allow_int8_rows=True),
             "float32": partial(graphs.by_us, model, False, target),
             "ort": partial(graphs.by_onnxruntime, model, threads, 0),
             "ort_int8": partial(graphs.by_onnxruntime, model, threads, 4),

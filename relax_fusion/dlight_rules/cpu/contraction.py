@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from ...compute import contraction_prim_func
 from ...compute.activations import ACCUMULATE
-from ...estimator.families.cpu_dots import FAMILIES as DOTS
+from ...estimator.families.cpu_dots import COUNTS
 from ...estimator.families.cpu_tiles import PANELS, CpuPlan
 from ...estimator.families.words import FAMILY as WORDS
 from ...estimator.families.words import WordVectors, word_vectors
@@ -31,7 +31,7 @@ WEIGHT = 1
 
 _PROLOGUE = (
     *("first_square_sum", "x_sum", "mean_sum", "square_sum", "x_norm", "x_bits", "norm_out"),
-    *("x_row_sum", "x_added"),
+    *("x_row_sum", "x_added", "x_largest", "x_step", "x_codes"),
 )
 
 
@@ -46,7 +46,7 @@ def emit(
     words = vectors if plan.family == WORDS else None
     outputs = () if isinstance(work, GatedFFN) else work.outputs
     func = joined_heads(schedule_cpu(func, plan, words, [*map(_run, outputs)]))
-    if plan.family in DOTS:
+    if plan.family in COUNTS:
         return multiply_words(func, plan, work.dtype, target)
     if words is None or not looks_up(words, target):
         return func
@@ -88,7 +88,7 @@ def schedule_cpu(
     present = [sch.get_sblock(n) for n in _PROLOGUE if n in names]
     if present:
         _rows(sch, present, plan)
-    if plan.family in (PANELS, *DOTS):
+    if plan.family in (PANELS, *COUNTS):
         return _panels(sch, projections, CpuPlan.of(plan), runs)
     if vectors is not None:
         return schedule_words(sch, projections, plan, vectors)
@@ -107,6 +107,8 @@ def _panels(
     tiles = sch.get_sblock("x_tiles")
     sch.parallel(sch.get_loops(tiles)[0])
     names = verbs.block_names(sch.mod["main"])
+    if "x_group_sum" in names:
+        sch.parallel(sch.get_loops(sch.get_sblock("x_group_sum"))[0])
     copies, sums = [tiles], []
     for index, blocks in enumerate(projections):
         stages = (f"{name}{index}" for name in ("w_panels", "w_words", "w_scales"))

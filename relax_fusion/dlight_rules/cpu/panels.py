@@ -13,6 +13,9 @@ from ...matching.expressions import int64, substitute
 from ...tvm_ir import SBlock, SBlockRV, TensorLoad, structural_map
 from .. import verbs
 
+GROUPS = "part"
+"""How the blocks of sums over groups of weights are called."""
+
 
 def place_panels(
     sch: s_tir.Schedule,
@@ -37,8 +40,8 @@ def place_panels(
     reads as if they were neighbours.
     """
     acc, out = blocks
-    k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, plan.steps])
-    partial = sch.rfactor(k_part, 0)
+    groups = [b for b in sch.get_producers(acc) if sch.get(b).name_hint.startswith(GROUPS)]
+    partial = groups[0] if groups else _in_parts(sch, acc, plan.steps)
     i, j, *inner = sch.get_loops(out)
     tile, i_reg = sch.split(i, [None, plan.reg_m])
     panel, j_reg = sch.split(j, [None, plan.reg_n])
@@ -50,12 +53,23 @@ def place_panels(
         sch.reorder(panel, tile, i_reg, j_reg)
     sch.parallel(panel)
     sch.compute_at(acc, tile, preserve_unit_loops=True)
-    sch.compute_at(partial, tile, preserve_unit_loops=True)
+    if groups:
+        p, *inside, group = sch.get_loops(acc)[-4:]
+        sch.reorder(group, p, *inside)
+        sch.compute_at(partial, group, preserve_unit_loops=True)
+    else:
+        sch.compute_at(partial, tile, preserve_unit_loops=True)
     for copied in packed:  # panels, and what they are made of
         sch.compute_at(copied, panel, preserve_unit_loops=True)
     sch.unroll(verbs.vectorise_inner(sch, j_reg, math.gcd(run, plan.lanes)))
     verbs.unroll_all(sch, inner)
     return partial
+
+
+def _in_parts(sch: s_tir.Schedule, acc: SBlockRV, steps: int) -> SBlockRV:
+    """Add up so many elements in one go; return the block that does."""
+    k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, steps])
+    return sch.rfactor(k_part, 0)
 
 
 def vectorised(
@@ -78,7 +92,9 @@ def vectorised(
         squares |= pack(sch, packed, lanes)
     for acc, partial in sums:
         accumulate_in_registers(sch, partial or acc, lanes)
-        if partial is not None:
+        if partial is not None and sch.get(partial).name_hint.startswith(GROUPS):
+            scale_groups(sch, acc, lanes)
+        elif partial is not None:
             add_parts(sch, acc, lanes)
     func = sch.mod["main"]
     for name, width in squares.items():
@@ -110,6 +126,18 @@ def add_parts(sch: s_tir.Schedule, acc: SBlockRV, lanes: int) -> None:
     sch.reorder(p, i, j, part, lane)
     sch.vectorize(lane)
     sch.decompose_reduction(acc, part)
+
+
+def scale_groups(sch: s_tir.Schedule, acc: SBlockRV, lanes: int) -> None:
+    """Scale the sums of a group of weights, and add them to those of the groups before.
+
+    rewrite: ``for g: part; for p, i, j: acc += part * scale`` -> the same, in vectors along j
+    """
+    group, p, i, j = sch.get_loops(acc)[-4:]
+    j, lane = sch.split(j, [None, lanes])
+    sch.vectorize(lane)
+    verbs.unroll_all(sch, [p, i, j])
+    sch.decompose_reduction(acc, group)
 
 
 def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:

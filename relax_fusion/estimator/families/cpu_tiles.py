@@ -34,7 +34,16 @@ from ..limits import core_limits, one_stage
 from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing
 from ..shape import MatmulShape, Size, rows_at
 from ..tile_plan import TilePlan
-from .cpu_dots import COUNTS, dot_families, refuses_sums, why_no_dots
+from .cpu_dots import (
+    COUNTS,
+    GROUP_CYCLES_PER_VECTOR,
+    ROUNDED,
+    ROUNDED_SUMS,
+    dot_families,
+    refuses_sums,
+    why_no_dots,
+    why_no_rounding,
+)
 from .matmuls import MAX_PADDING, CpuMatmul, MatmulProblem
 
 FAMILY, PANELS = "cpu_tiles", "panels"
@@ -123,6 +132,10 @@ class CpuTiles(CpuMatmul):
         if not exact:
             yield from map(Offer, _as_they_lie(shape, dev))
             yield from map(Offer, _packed(shape, dev))
+        if why_no_rounding(problem.work, dev) is None:
+            for plan in _packed(shape, dev):
+                if plan.reg_m * plan.reg_n * shape.parts <= ROUNDED_SUMS * plan.lanes:
+                    yield Offer(replace(plan, block_k=shape.k, family=ROUNDED))
         fit = (f for f in dot_families(shape.dtype, dev) if why_no_dots(f, shape, dev) is None)
         for family in islice(fit, 1):
             depth = shape.k if exact else sum_length(shape.k, COUNTS[family])
@@ -137,7 +150,10 @@ class CpuTiles(CpuMatmul):
         if own.packed:
             yield from _panel_violations(own)
             count = COUNTS.get(plan.family, 1)
-            why = why_no_dots(plan.family, shape, dev) if count > 1 else None
+            if plan.family == ROUNDED:
+                why = why_no_rounding(problem.work, dev)
+            else:
+                why = why_no_dots(plan.family, shape, dev) if count > 1 else None
             if why is not None:
                 yield why
             elif plan.block_k % count:
@@ -243,6 +259,9 @@ def _with_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size)
     tile = _steps(shape, plan) * _panel_step(shape, plan, dev, vectors)
     sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
     tile += shape.k // plan.block_k * sums
+    if plan.family == ROUNDED and shape.packed is not None:
+        groups = shape.k // shape.packed.group
+        tile += groups * plan.reg_m * vectors * GROUP_CYCLES_PER_VECTOR / dev.fma_per_cycle
     task = _pack_cycles(shape, plan, dev, vectors) + ceil_div(tiles, plan.split_m) * tile
     elements = plan.reg_m * _steps(shape, plan)
     copying = ceil_div(tiles, dev.sm_count) * elements * COPY_CYCLES_PER_ELEMENT
