@@ -192,3 +192,22 @@ def test_a_reshape_of_what_another_kernel_computes_inside(dtype: str) -> None:
     made = FusePatterns(options)(mod)
     assert [d.pattern for d in options.decisions if d.fused] == ["FuseChains", "FuseMatmulEpilogue"]
     relax.analysis.well_formed(made)  # which raises
+
+
+def replaced(*steps: str) -> Chain:
+    """Return attention whose scores, within 1, go through steps."""
+    number = {"hidden": ("h", "-1e999"), "replaced": ("g", "-100.0")}
+    masked = [f'R.where({number[n][0]}, SCORES, R.const({number[n][1]}, "float32"))' for n in steps]
+    body = "s = R.tanh(R.matmul(q, R.permute_dims(k, axes=[0, 1, 3, 2])))\n"
+    body += "".join(
+        f"s{i} = {t.replace('SCORES', f's{i - 1}' if i else 's')}\n" for i, t in enumerate(masked)
+    )
+    inputs = "q[2,3,8,4] k[2,3,8,4] v[2,3,8,4] h[8,8]:bool g[8,8]:bool"
+    return Chain("_then_".join(steps), inputs, body + "y = R.matmul(R.nn.softmax(s1), v)", "y")
+
+
+def test_numbers_in_the_place_of_hidden_scores() -> None:
+    """Where a query sees no key, what a number replaced has all weight; a kernel hid it."""
+    fused(replaced("replaced", "hidden"), ATTENTION)  # which is validated
+    detail = "scores of keys that are hidden already are replaced"
+    assert_declined(module([replaced("hidden", "replaced")]), ATTENTION, Reason.ATTRIBUTE, detail)

@@ -83,6 +83,11 @@ class Parts:
     most: float = INFINITE
     counts: tuple[Count, ...] = ()
 
+    @property
+    def hides(self) -> bool:
+        """Whether keys are hidden, by their places or by data."""
+        return bool(self.seen or self.counts) or not self.band.is_open
+
     def and_also(self, other: Parts) -> Parts | None:
         """Return both together; None if it is not known which band is the tighter."""
         band = joined(self.band, other.band)

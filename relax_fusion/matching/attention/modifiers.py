@@ -201,6 +201,9 @@ def bias_of(found: Reading) -> tuple[Operand | None, BiasOp]:
     guard(count < 2, Reason.ATTRIBUTE, detail)
     shifted = near and any(isinstance(step, Shift) for step, _ in found)
     guard(not shifted, Reason.ATTRIBUTE, "scores are replaced behind the largest is taken off")
+    first = next((n for n, (_, parts) in enumerate(found) if parts.fills), 0)
+    hidden = near and any(parts.hides for _, parts in found[:first])
+    guard(not hidden, Reason.ATTRIBUTE, "scores of keys that are hidden already are replaced")
     made: Operand | None = None
     for step, parts in found:
         for at, factor in parts.biases:
