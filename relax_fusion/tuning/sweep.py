@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 from ..errors import TargetError, TuningError
@@ -22,6 +22,7 @@ from ..hardware import DeviceSpec
 from ..hardware.detect import by_driver, cuda_here, uncalibrated
 from ..hardware.device_file import DeviceFile, Rate, Source, Timed, read_device_file
 from ..hardware.target import device_of, is_cpu, is_cuda, make_target
+from ..transforms.modules import OPAQUE, functions_of, with_functions
 from ..validation import shown
 from .device import FOREIGN_ERRORS, MeasuringDevice, compiled, first_sentence, open_device
 from .inputs import dims_at, draw
@@ -115,12 +116,11 @@ class Sweep:
                 made = builder.emit_output(value)
             builder.emit_func_output(made)
         mod = relax.transform.LegalizeOps()(builder.get())
-        apart = {  # 8: opaque, so that no two become one kernel
-            gvar: f.with_attr("op_pattern", 8) if isinstance(f, tvm.tirx.PrimFunc) else f
-            for gvar, f in mod.functions_items()
-        }
+        found = functions_of(mod, tirx.PrimFunc).items()
+        # So that no two become one kernel
+        apart = with_functions(mod, {g: f.with_attr("op_pattern", OPAQUE) for g, f in found})
         pipeline = relax.get_pipeline("relax_fusion", target=self.target)
-        made = tvm.compile(tvm.IRModule(apart), target=self.target, relax_pipeline=pipeline)
+        made = tvm.compile(apart, target=self.target, relax_pipeline=pipeline)
         function = self.device.load(made), "main"
         arguments = [self.device.tensor(np.ones(1024, "float32"))]
         self.device.warm_up(function, arguments)
