@@ -1,4 +1,4 @@
-"""All-reduces of few bytes by one kernel, which reads what all workers sent: see ``one_shot.cu``.
+"""All-reduces of few bytes by one kernel, which writes to all workers: see ``one_shot.cu``.
 
 Between GPUs of one machine, by memory that processes share (CUDA IPC).  More bytes, and other
 collectives, are NCCL's.
@@ -22,13 +22,17 @@ from .workers import MOST_GPUS
 
 MOST_WORKERS, BLOCKS, THREADS = MOST_GPUS, 32, 256
 AREAS = 4096
-"""Where the areas for what is sent begin, behind the words."""
+"""Where the areas for what is received begin, behind the counts."""
 
-VECTOR = 16
+PAIR = 8
+"""Bytes that are sent together: two words, which take twice as many."""
+
 DTYPES = ("float16", "bfloat16")
 NAME = "runtime.disco.nccl.allreduce"
 
 _SUM = 0
+_HOPPER = 9.0
+_DEPENDENT_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _LAZY_PEER_ACCESS = 1
 _MEMORY = "one-shot memory"
 
@@ -45,6 +49,25 @@ class Places(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p * MOST_WORKERS)]
 
 
+class Attribute(ctypes.Structure):
+    """``CUlaunchAttribute`` of a value that is a number."""
+
+    _fields_ = [
+        *(("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int)),
+        ("rest", ctypes.c_char * 60),
+    ]
+
+
+class Config(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = [
+        *(("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint)),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute))),
+        ("count", ctypes.c_uint),
+    ]
+
+
 def source(dtype: str) -> str:
     """Return the kernel for numbers of a type."""
     text = read_file(Path(__file__).with_name("one_shot.cu")).decode()
@@ -52,11 +75,16 @@ def source(dtype: str) -> str:
     return f"#define MOST_WORKERS {MOST_WORKERS}\n#define AREAS {AREAS}\n{which}{text}"
 
 
+def size_of_memory(count: int, capacity: int) -> int:
+    """Return the bytes of a worker's memory for all-reduces of so many bytes."""
+    return AREAS + 2 * count * 2 * capacity
+
+
 def share(worker: Worker, capacity: int) -> bytes:
     """Allocate a worker's memory; return by what its peers open it."""
     place, handle = ctypes.c_void_p(), Handle()
     cuda = _runtime()
-    size = AREAS + 2 * capacity
+    size = size_of_memory(worker.count, capacity)
     _checked(cuda.cudaSetDevice(worker.rank), "cudaSetDevice")
     _checked(cuda.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(size)), "cudaMalloc")
     _checked(cuda.cudaMemset(place, 0, ctypes.c_size_t(size)), "cudaMemset")
@@ -69,10 +97,11 @@ def share(worker: Worker, capacity: int) -> bytes:
 def use(worker: Worker, handles: Sequence[bytes], capacity: int) -> None:
     """Open the memories of all workers, and have their all-reduces of few bytes go by them."""
     places = opened(worker, handles)
-    arch = f"sm_{worker.tvm_device.compute_version.replace('.', '')}"
-    kernels = {dtype: loaded(dtype, arch) for dtype in DTYPES}
+    version = worker.tvm_device.compute_version
+    kernels = {dtype: loaded(dtype, f"sm_{version.replace('.', '')}") for dtype in DTYPES}
     nccl = tvm_ffi.get_global_func(NAME)
-    launch = partial(launched, worker, places, kernels, capacity)
+    dependent = float(version) >= _HOPPER
+    launch = partial(launched, worker, places, kernels, capacity, dependent)
     tvm_ffi.register_global_func(NAME, reducing(launch, nccl, capacity), override=True)
 
 
@@ -96,7 +125,7 @@ def reducing(
 
     def all_reduce(send: Any, kind: int, in_group: bool, received: Any) -> None:
         moved = _bytes(send)
-        few = 0 < moved <= capacity and moved % VECTOR == 0
+        few = 0 < moved <= capacity and moved % PAIR == 0
         if few and kind == _SUM and str(send.dtype) in DTYPES:
             launch(send, received)
         else:
@@ -117,21 +146,27 @@ def launched(
     places: Places,
     kernels: dict[str, Any],
     capacity: int,
+    dependent: bool,
     send: Any,
     received: Any,
 ) -> None:
-    """Launch the kernel on the stream of the caller, which may be recorded."""
+    """Launch the kernel on the stream of the caller, which may be recorded.
+
+    Where the GPU can, it begins before the kernel in front has ended, for which it waits itself.
+    """
     stream = tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", worker.rank))
     given = [
         *(ctypes.c_void_p(send.data_ptr()), ctypes.c_void_p(received.data_ptr()), places),
         *(ctypes.c_int(worker.rank), ctypes.c_int(worker.count)),
-        *(ctypes.c_longlong(_bytes(send) // VECTOR), ctypes.c_longlong(capacity)),
+        *(ctypes.c_longlong(_bytes(send) // PAIR), ctypes.c_longlong(capacity // PAIR)),
     ]
     args = (ctypes.c_void_p * len(given))(*(ctypes.addressof(value) for value in given))
-    grid, block = (BLOCKS, 1, 1), (THREADS, 1, 1)
+    attribute = Attribute(_DEPENDENT_LAUNCH, 0, 1)
+    config = Config((BLOCKS, 1, 1), (THREADS, 1, 1), 0, stream, ctypes.pointer(attribute), 1)
+    config.count = int(dependent)
     kernel = kernels[str(send.dtype)]
-    code = _driver().cuLaunchKernel(kernel, *grid, *block, 0, ctypes.c_void_p(stream), args, None)
-    _checked(code, "cuLaunchKernel")
+    code = _driver().cuLaunchKernelEx(ctypes.byref(config), kernel, args, None)
+    _checked(code, "cuLaunchKernelEx")
 
 
 def loaded(dtype: str, arch: str) -> ctypes.c_void_p:

@@ -23,7 +23,7 @@ from .worker import Answer, Seat, Worker, seat_threads
 MOST_WORKERS = 64
 """More than any machine has GPUs: a typing error would fill it with processes."""
 
-MOST_GPUS, MOST_ONE_SHOT = 8, 1 << 26
+MOST_GPUS, MOST_ONE_SHOT = 8, 1 << 24
 """Of workers and bytes of a one-shot all-reduce."""
 
 GRACE_S = 5.0
@@ -66,8 +66,8 @@ class Workers:
         ``"processes"``, or ``"threads"`` of this process, on CPUs only: they start at once, and
         cannot be ended while they compute.
     one_shot_bytes : int
-        All-reduces of 16-bit floats of up to so many bytes are one kernel that reads what all GPUs
-        of the machine sent, and not NCCL's; 0: none is.
+        All-reduces of 16-bit floats of up to so many bytes are one kernel that writes to all GPUs
+        of the machine, and not NCCL's; 0: none is.
 
     Raises
     ------

@@ -47,7 +47,7 @@ LEAST = {
 LEAST_TORCH = 1.2
 """The same against the best of PyTorch, for a token of one sequence."""
 
-ONE_SHOT_BYTES = 1 << 20
+ONE_SHOT_BYTES = 1 << 18
 
 DEVICE = "cuda"
 
