@@ -99,6 +99,8 @@ def write_file(path: Path, text: str) -> None:
     try:
         _write(os.open(part, new, mode), content)
         part.replace(path)
+    except OSError as err:  # named after the file that was asked for
+        raise OSError(err.errno, err.strerror, str(path)) from err
     finally:
         part.unlink(missing_ok=True)
 

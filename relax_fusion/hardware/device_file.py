@@ -19,7 +19,10 @@ FORMAT = 1
 
 Source = Literal["measured", "from data sheet", "assumed"]
 
-_NUMBERS = {f.name for f in fields(DeviceSpec) if str(f.type) in ("float", "Natural")}
+TOLD = {"gpu": ("sm_count", "l2_bytes"), "cpu": ("sm_count", "vector_bytes")}
+"""Fields of `DeviceSpec` that the driver or the target tells, by the kind of the device."""
+
+_RATES = {f.name for f in fields(DeviceSpec) if str(f.type) == "float"}
 
 
 @dataclass(frozen=True)
@@ -105,16 +108,21 @@ class DeviceFile:
         Raises
         ------
         TargetError
-            If a number contradicts another one or names no field, or nobody knows the base.
+            If a number contradicts another one or names no field, nobody knows the base, or the
+            target is of another kind.
         """
         base = DEVICES.get(self.base)
         if base is None:
-            known = ", ".join(sorted(DEVICES))
-            raise TargetError(f"device file: base is {shown(self.base)}, must be of {known}")
+            known = ", ".join(sorted(name for name in DEVICES if "@" not in name))
+            raise TargetError(f"base is {shown(self.base)}, must be of {known}")
         values: dict[str, Any] = {n: rate.value for n, rate in self.rates.items()} | self.numbers
-        unknown = sorted(values.keys() - _NUMBERS)
+        unknown = sorted(self.rates.keys() - _RATES | self.numbers.keys() - {*TOLD[base.kind]})
         if unknown:
-            raise TargetError(f"device file: a device has no number {shown(unknown[0])}")
+            raise TargetError(f"a device of kind {base.kind} has no number {shown(unknown[0])}")
+        kind = "llvm" if base.kind == "cpu" else base.target_kind
+        if self.target.get("kind", kind) != kind:
+            given = f"its target is of kind {shown(self.target['kind'])}"
+            raise TargetError(f"{given}, must be {kind!r} as base is {self.base!r}")
         if base.kind == "cpu":
             cores = self.numbers.get("sm_count", base.sm_count)
             base = generic_cpu(cores, self.numbers.get("vector_bytes", base.vector_bytes))
@@ -144,13 +152,18 @@ def read_device_file(path: Path) -> DeviceFile:
     Raises
     ------
     TargetError
-        If it cannot be read, or is no such file.
+        If it cannot be read, is no such file, or describes no device.
     """
     try:
         text = read_file(path)
-    except OSError as err:
-        raise TargetError(f"device file {path} cannot be read ({err.strerror})") from err
+    except (OSError, ValueError) as err:  # a name with a NUL is no name
+        why = err.strerror if isinstance(err, OSError) else err
+        raise TargetError(f"device file {path} cannot be read ({why})") from err
     found: DeviceFile = read_json(DeviceFile, text, TargetError, f"device file {path}", "forbid")
+    try:
+        assert found.spec
+    except TargetError as err:
+        raise TargetError(f"device file {path}: {err}") from err
     return found
 
 

@@ -10,6 +10,9 @@ from ..errors import TargetError
 from ..validation import Natural, check, shown
 from .instructions import NO_CAPABILITIES, Capabilities, MatrixInstruction
 
+LEAST, MOST = 1e-30, 1e30
+"""Rates and times beyond them are of no device, and prices made of them overflow."""
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
@@ -118,6 +121,10 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         """Refuse what no device has, and numbers that contradict each other."""
         check(self, TargetError, f"device {shown(self.name)}")
+        for field, value in vars(self).items():
+            if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST:
+                text = f"{field} is {value}, must be 0 or {LEAST}..{MOST}"
+                raise TargetError(f"device {self.name!r}: {text}")
         self._require_positive(_COMMON_FIELDS)
         self._require_positive(_GPU_FIELDS if self.kind == "gpu" else _CPU_FIELDS)
         if self.kind == "gpu":
@@ -130,8 +137,9 @@ class DeviceSpec:
 
     def _require_positive(self, names: Iterable[str]) -> None:
         for field in names:
-            if getattr(self, field) <= 0:
-                raise TargetError(f"device {self.name!r}: {field} must be > 0")
+            value = getattr(self, field)
+            if value <= 0:
+                raise TargetError(f"device {self.name!r}: {field} is {value}, must be > 0")
 
     def _check_gpu(self) -> None:
         if self.smem_per_block_bytes > self.smem_per_sm_bytes:

@@ -20,7 +20,7 @@ from ..estimator.database import package_version, target_fields
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.detect import by_driver, cuda_here, uncalibrated
-from ..hardware.device_file import DeviceFile, Rate, Source, Timed, read_device_file
+from ..hardware.device_file import TOLD, DeviceFile, Rate, Source, Timed, read_device_file
 from ..hardware.target import device_of, is_cpu, is_cuda, make_target
 from ..transforms.modules import OPAQUE, functions_of, with_functions
 from ..validation import shown
@@ -241,7 +241,6 @@ def _begun(path: Path, sweep: Sweep, again: bool) -> DeviceFile:
     """
     base, kind = sweep.base, sweep.base.kind
     source: Source = "assumed" if kind == "cpu" or base.modelled_on else "from data sheet"
-    told = ("sm_count", "l2_bytes" if kind == "gpu" else "vector_bytes")
     rates = (n for n in (*RATES[kind], *ALIKE[kind]) if getattr(base, n) > 0)
     name = sweep.machine.partition(",")[0] if kind == "gpu" else base.label
     new = DeviceFile(
@@ -250,7 +249,7 @@ def _begun(path: Path, sweep: Sweep, again: bool) -> DeviceFile:
         target=target_fields(str(sweep.target)),
         machine=sweep.machine,
         versions={p: package_version(p) for p in ("relax-fusion", "apache-tvm")},
-        numbers={n: getattr(base, n) for n in told},
+        numbers={n: getattr(base, n) for n in TOLD[kind]},
         rates={n: Rate(float(getattr(base, n)), source) for n in rates},
     )
     if not path.exists():

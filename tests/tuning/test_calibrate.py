@@ -116,6 +116,8 @@ def test_what_fails_is_left_with_its_reason(
     with pytest.raises(TuningError, match=r"nothing was measured; .*: there was no time for it"):
         calibrate(tmp_path / "none.json", seconds=0)
     assert not (tmp_path / "none.json").exists()
+    with pytest.raises(FileNotFoundError, match=r"nowhere/mine\.json"):
+        calibrate(tmp_path / "nowhere" / "mine.json")
 
 
 def synthetic(base: DeviceSpec, real: DeviceSpec, call_s: float) -> DeviceFile:
@@ -188,9 +190,17 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(base="tpu"), "base is 'tpu', must be of .*h200"),
+        (changed(base="tpu"), r"bad\.json: base is 'tpu', must be of .*h200"),
+        (changed(base="cpu@0"), "base is 'cpu@0', must be of [^@]*$"),
+        (changed(target={"kind": "cuda", "arch": "sm_90a"}), "kind 'cuda', must be 'llvm' as base"),
+        (changed(base="h200"), "a device of kind gpu has no number 'vector_bytes'"),
+        (changed(base="h200", numbers={}), "its target is of kind 'llvm', must be 'cuda' as base"),
+        (changed(numbers={"warp_size": 7}), "a device of kind cpu has no number 'warp_size'"),
         (changed(rates={"speed": {"value": 1.0, "source": "measured"}}), "no number 'speed'"),
-        (changed(rates={"clock_hz": {"value": -1.0, "source": "assumed"}}), "clock_hz must be > 0"),
+        (
+            changed(rates={"clock_hz": {"value": -1.0, "source": "assumed"}}),
+            r"bad\.json: .*clock_hz is -1",
+        ),
         (changed(rates={"clock_hz": {"value": 1.0, "source": "guessed"}}), "source.* is 'guessed'"),
         (changed(numbers={"sm_count": 0}), "cores|sm_count"),
         (changed(numbers={"sm_count": 2.5}), "sm_count.* is 2.5"),
@@ -211,8 +221,9 @@ def test_a_file_that_is_damaged(
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
-    with pytest.raises(TargetError, match="cannot be read"):
-        make_target(str(path))
+    for name in (str(path), "a\0.json"):
+        with pytest.raises(TargetError, match="cannot be read"):
+            make_target(name)
     for text in ("", "[1]", '{"format": 2}', "\0"):
         path.write_text(text)
         with pytest.raises(TargetError, match="device file"):
