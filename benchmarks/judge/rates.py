@@ -2,6 +2,7 @@
 
     python -m benchmarks.judge.rates          # what today's rates give: losses, errors, families
     python -m benchmarks.judge.rates --fit    # fits them anew, and prints what it found
+    python -m benchmarks.judge.rates --device FILE.json   # prices by a file of `calibrate`
 
 No GPU is needed: `benchmarks.judge.recorded` reads the times.  What is fitted are the logarithms of
 the fields of `Rates` and of `DEVICE`, by Gauss-Newton steps; errors beyond 12 % count less than
@@ -22,12 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.judge.recorded import Recorded, h200, records
+from benchmarks.judge.recorded import Recorded, records
 from relax_fusion.estimator import Problem
 from relax_fusion.estimator.families.matmuls import TilePrice, launch_of, launches
 from relax_fusion.estimator.fitting import least_errors
 from relax_fusion.estimator.gpu_cost import Launch, Rates, price, stacked
 from relax_fusion.hardware import DeviceSpec
+from relax_fusion.hardware.target import device_of, make_target
 
 DEVICE = ("read_part", "l2_part", "slowed_part", "slowed_s")
 """The fields of a device that are fitted with the rates."""
@@ -216,8 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Judge today's prices, and fit them anew where that is asked for."""
     parser = ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--fit", action="store_true", help="fit the rates anew")
+    parser.add_argument("--device", default="h200", help="whose numbers prices are made of")
     args = parser.parse_args(argv)
-    dev, times = h200(), records()
+    dev, times = device_of(make_target(args.device)), records()
     prices = prices_of(times, dev)
     print(f"{len(times)} times, {dev.label}\n\n{judged(times, prices).text()}")
     if not args.fit:
