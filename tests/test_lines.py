@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 92_841, 539
+LIBRARY = 92_863, 539
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 67_915
+TESTS = 67_927
 """The most lines of Python in ``tests/``."""
 
 
