@@ -278,7 +278,10 @@ def coarse_bindings(region: Region) -> Hook:
     """Return what rounds the bindings of a region that its kernel has to round."""
     work = region.match.workload
     between = isinstance(work, Chain) or work.is_adapted
-    kept = kept_roundings(region.values, between)
+    kept = kept_roundings(region.values, False)
+    if between:  # what another kernel's matmul makes is an operand
+        own = set(region.match.covers)
+        kept |= kept_roundings({v: e for v, e in region.bindings if v in own}, True)
 
     def rounded(var: relax.Var, value: Value) -> Value:
         return coarse(value) if var in kept else value
