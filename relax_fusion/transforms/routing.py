@@ -46,7 +46,8 @@ class RouteExperts:
 
     declines when:
         there are more than 1024 elements, or a size but that of rows is only known at run time; the
-        smallest are chosen; what is read between is computed of what is chosen elsewhere.
+        smallest are chosen; numbers are of float64; what is read between is computed of what is
+        chosen elsewhere.
 
     Parameters
     ----------
@@ -80,6 +81,10 @@ def _is_step(view: BlockView, var: relax.Var) -> bool:
     if not shape or not _is_small(shape) or name not in (*STAGES, *_ELEMENTS):
         return False
     rank = len(shape)
+    if dtype_of(var) == "float64":  # kernels compute in float32
+        return False
+    if name == "relax.subtract" and value.args[0].same_as(value.args[1]):
+        return False  # TIR takes that for zero, also of NaN and infinities
     if name in MOVES:
         rows = tuple(tirx.Var("i", "int64") for _ in shape)
         return shape_of(value.args[0]) is not None and moved_place(value, rows) is not None
@@ -104,7 +109,7 @@ def _is_choice(call: relax.Call) -> bool:
         return False
     last = int(attrs.axis) % len(shape) == len(shape) - 1
     k = int(attrs.k)
-    floats = dtype_of(call.args[0]).startswith(("float", "bfloat"))
+    floats = dtype_of(call.args[0]) in ("float32", "float16", "bfloat16")
     return (
         last
         and floats

@@ -183,7 +183,9 @@ class RoutingKernel:
 
         def marked(*at: tirx.Var) -> tirx.Expr:
             axis, index = self._row(ids, at[:-1], "int64")
-            return te.max(tirx.Select(index == at[-1].astype("int64"), one, none), axis)
+            place = at[-1].astype("int64")  # which counts from the end, too
+            here = tirx.any(index == place, index == place - sizes(var)[-1])
+            return te.max(tirx.Select(here, one, none), axis)
 
         marks = self._stage(var, "marked", sizes(var), marked)
         written = tirx.const(number.value.numpy().item(), dtype_of(var))

@@ -26,7 +26,7 @@ ARITHMETIC: dict[str, Callable[..., tirx.Expr]] = {
     "relax.add": lambda x, y: x + y,
     "relax.subtract": lambda x, y: x - y,
     "relax.multiply": lambda x, y: x * y,
-    "relax.divide": lambda x, y: x / y,
+    "relax.divide": tirx.div,
     "relax.maximum": tirx.max,
     "relax.minimum": tirx.min,
 }

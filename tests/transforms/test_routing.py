@@ -56,9 +56,11 @@ def by_groups(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
     return [builder.emit(scaled), ids]
 
 
-def module(make: Make, rows: int | tirx.Var = 7, experts: int = EXPERTS) -> tvm.IRModule:
+def module(
+    make: Make, rows: int | tirx.Var = 7, experts: int = EXPERTS, dtype: str = "float32"
+) -> tvm.IRModule:
     """Return a function of logits that returns shares and experts, each times or plus one."""
-    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([rows, experts], "float32"))
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([rows, experts], dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             share, ids = make(builder, x)
@@ -123,6 +125,41 @@ def smallest(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
 def test_other_choices_are_left(make: Make, experts: int) -> None:
     mod = module(make, experts=experts)
     assert fused(mod).same_as(mod)
+
+
+def counted_from_the_end(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    best = builder.emit(op.topk(x, 4, ret_type="both", dtype="int64"))
+    ids = builder.emit(op.subtract(best[1], relax.const(EXPERTS, "int64")))
+    ones = op.broadcast_to(relax.const(1.0), [x.ty.shape[0], 4])
+    zeros = op.full_like(x, relax.const(0.0))
+    marks = builder.emit(op.scatter_elements(zeros, ids, ones, axis=1))
+    return [builder.emit(op.multiply(marks, x)), ids]
+
+
+def halved_numbers(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    best = builder.emit(op.topk(x, 4, ret_type="both", dtype="int64"))
+    less = op.subtract(best[1], relax.const(EXPERTS // 2, "int64"))
+    return [best[0], builder.emit(op.divide(less, relax.const(2, "int64")))]
+
+
+@pytest.mark.parametrize("make", [counted_from_the_end, halved_numbers])
+def test_arithmetic_of_chosen_numbers(make: Make) -> None:
+    same(module(make), np.random.default_rng(4).standard_normal((7, EXPERTS)).astype("float32"))
+
+
+def test_a_number_less_itself_may_be_nan() -> None:
+    def make(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+        return softmax_behind(builder, builder.emit(op.subtract(x, x)))
+
+    x = np.full((7, EXPERTS), np.inf, "float32")
+    assert np.isnan(run(fused(module(make)), x)[0]).all()
+
+
+def test_numbers_of_64_bits_are_not_chosen_among_by_32() -> None:
+    mod = module(softmax_behind, dtype="float64")
+    assert fused(mod).same_as(mod)
+    wide = module(lambda builder, x: softmax_behind(builder, op.astype(x, "float64")))
+    assert "R.topk" in fused(wide)["main"].script()
 
 
 def step_by_step(func: tirx.PrimFunc) -> tirx.PrimFunc:
