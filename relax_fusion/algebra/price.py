@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
-from tvm import relax, tirx
+from tvm import relax
 
 from ..equivalence.sizes import Sizes, variables
 from ..hardware import DeviceSpec
@@ -66,15 +66,15 @@ class Price:
             stored.add(hash(bindings[-1][0]))
         named = (e for var, call in bindings for e in (var, *operands(call)))
         names = {v for e in named for v in variables(shape_of(e) or [])}
-        least, most = Sizes(dict.fromkeys(names, 1)), Sizes({v: self._most(v) for v in names})
+        least, most = (
+            Sizes(dict.fromkeys(names, 1)),
+            Sizes({v: self.bounds.get(v.name, MOST) for v in names}),
+        )
         twice = {key for key in stored if key in given}  # they are written for this part
         twice |= {hash(var) for var, _ in bindings[-1:]}
         launches = self.device.launch_s * _launches(bindings, stored, given)
         first, last = (self._seconds(bindings, stored, twice, s) for s in (least, most))
         return launches + first, launches + last
-
-    def _most(self, size: tirx.Var) -> int:
-        return self.bounds.get(size.name, MOST)
 
     def _seconds(
         self,

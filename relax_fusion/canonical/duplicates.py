@@ -52,11 +52,8 @@ def _repeatable() -> list[str]:
     names = (n.removeprefix("relax.") for n in ir.Op.list_op_names() if n.startswith("relax."))
     plain = (n for n in names if "." not in n.removeprefix("nn.") and n != "nn.dropout")
     called = ("call_", "invoke_", "make_")
-    return [n for n in plain if not n.startswith(called) and _is_pure(n)]
-
-
-def _is_pure(name: str) -> bool:
-    return bool(ir.Op.get(f"relax.{name}").get_attr("FPurity"))
+    pure = (n for n in plain if ir.Op.get(f"relax.{n}").get_attr("FPurity"))
+    return [n for n in pure if not n.startswith(called)]
 
 
 DUPLICATES: dict[str, Rule] = {

@@ -76,7 +76,7 @@ class Checker:
             return Mismatch(wrong)
         region = region_of(view, match)
         if self._writers[0] is not view:
-            self._writers = view, writers_of(view)
+            self._writers = view, [b.var for b in view.bindings if is_call(b.value, *IN_PLACE)]
         wrong = overwritten(view, region, self._writers[1])
         if wrong is not None:
             return Mismatch(wrong)
@@ -177,11 +177,6 @@ class _Check:
 Roots: TypeAlias = frozenset[Any]
 
 _NAMES = relax.Var | relax.Tuple | relax.TupleGetItem
-
-
-def writers_of(view: BlockView) -> list[relax.Var]:
-    """Return the in-place calls of a block."""
-    return [b.var for b in view.bindings if is_call(b.value, *IN_PLACE)]
 
 
 def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> str | None:

@@ -118,7 +118,8 @@ class _Sorted:
             return first in self.moved and self._groups_by(node) is not None
         if node.target is operator.getitem or name in ("_to_copy", "_assert_tensor_metadata"):
             return True
-        return _is_pointwise(node) and all(self._lies_along(node, x) for x in node.all_input_nodes)
+        is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        return is_pointwise and all(self._lies_along(node, x) for x in node.all_input_nodes)
 
     def _lies_along(self, node: Node, operand: Node) -> bool:
         """Tell whether an operand of a function of elements has the same rows, or one for all."""
@@ -223,7 +224,3 @@ def _repeat(node: Node, times: int) -> Node:
     wide = inserted(node, aten.unsqueeze.default, (table, 1))
     wide = inserted(node, aten.expand.default, (wide, [-1, times, *(-1 for _ in width)]))
     return inserted(node, aten.reshape.default, (wide, [-1, *width]))
-
-
-def _is_pointwise(node: Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())

@@ -175,10 +175,6 @@ def inserted(node: Node, target: Any, args: tuple[Any, ...], kwargs: Any = None)
     return made
 
 
-def _any(x: torch.Tensor) -> torch.Tensor:
-    return aten.any.dims(x, list(range(x.ndim)), False)
-
-
 def _remainder(x: torch.Tensor, y: torch.Tensor | float) -> Any:
     """Return what is left by a division that rounds down; TVM's is off by its rounding."""
     if not torch.result_type(x, y).is_floating_point:
@@ -246,7 +242,7 @@ def _batch_norm(x: torch.Tensor, *args: Any) -> Any:
 DECOMPOSED: dict[Any, Any] = {
     **_WRITTEN_OUT,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.any.default: _any,
+    aten.any.default: lambda x: aten.any.dims(x, list(range(x.ndim)), False),
     aten.elu.default: _elu,
     aten.neg.default: lambda x: NotImplemented if x.dtype != torch.uint8 else torch.rsub(x, 0),
     aten.max.dim: partial(_extreme_of, aten.amax, aten.argmax),

@@ -166,7 +166,7 @@ class Memory:
         for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
             self._block(block)
         inside = itertools.islice(self.effects.values(), before, None)
-        return self._at(_last_expr(body)), _both(*inside)
+        return self._at(body.body if isinstance(body, relax.SeqExpr) else body), _both(*inside)
 
     def _block(self, block: relax.BindingBlock) -> None:
         for binding in items_of(block.bindings):
@@ -307,10 +307,6 @@ def reads_of(value: relax.Expr) -> list[relax.Var]:
 @lru_cache
 def _is_pure(operator: str) -> bool:
     return bool(ir.Op.get(operator).get_attr("FPurity"))
-
-
-def _last_expr(body: relax.Expr) -> relax.Expr:
-    return body.body if isinstance(body, relax.SeqExpr) else body
 
 
 def _flat(storage: Storage) -> Places:

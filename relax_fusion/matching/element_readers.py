@@ -187,10 +187,6 @@ def _triangle(elements: Elements, call: relax.Call, index: Index) -> Element:
     return elements.choice(elements.condition(keeps), value, nothing)
 
 
-def _negative(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.binary("subtract", integer(0), elements.read(call.args[0], index))
-
-
 def _abs(elements: Elements, call: relax.Call, index: Index) -> Element:
     value = elements.read(call.args[0], index)
     if isinstance(value, Choice) or is_boolean(value):
@@ -213,7 +209,7 @@ READERS: dict[str, Callable[[Elements, relax.Call, Index], Element]] = {
     "full": _full,
     "full_like": _full,
     "index_tensor": _index_tensor,
-    "negative": _negative,
+    "negative": lambda e, call, at: e.binary("subtract", integer(0), e.read(call.args[0], at)),
     "ones": _ones,
     "ones_like": _ones,
     "permute_dims": _permute_dims,

@@ -98,14 +98,9 @@ def extended(
         longer = _extend(view, chain, forbidden | set(chain.covers))
         if longer is None or not accepts(longer.projection.epilogue):
             return chain
-        if not few_activations(longer.projection.epilogue):
+        if sum(step in ACTIVATIONS for step in longer.projection.epilogue) > MOST_ACTIVATIONS:
             return chain
         chain = longer
-
-
-def few_activations(steps: Sequence[Step]) -> bool:
-    """Tell whether one kernel may have the activations among `steps`."""
-    return sum(step in ACTIVATIONS for step in steps) <= MOST_ACTIVATIONS
 
 
 def named(steps: Sequence[Step]) -> list[str]:

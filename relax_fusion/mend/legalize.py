@@ -55,7 +55,11 @@ def _power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     dtype = str(call.ty.dtype)
     number = exponent.value.numpy() if isinstance(exponent, GenericConst) else np.array([])
     whole = float(number.item()) if number.size == 1 else 0.0
-    if dtype != "float64" and whole in range(1, MOST_FACTORS + 1) and _same(call, base):
+    if (
+        dtype != "float64"
+        and whole in range(1, MOST_FACTORS + 1)
+        and structural_equal(call.ty, base.ty)
+    ):
         return bb.call_te(_products, base, int(whole), primfunc_name_hint="power")
     if dtype not in ("float16", "bfloat16"):
         return by_tvm(bb, call)
@@ -64,11 +68,6 @@ def _power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return topi.cast(topi.power(topi.cast(x, "float32"), topi.cast(y, "float32")), dtype)
 
     return bb.call_te(power, base, exponent, primfunc_name_hint="power")
-
-
-def _same(call: relax.Call, base: relax.Expr) -> bool:
-    """Tell whether a result has the type of an operand."""
-    return bool(structural_equal(call.ty, base.ty))
 
 
 def _products(x: te.Tensor, exponent: int) -> te.Tensor:

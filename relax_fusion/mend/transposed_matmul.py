@@ -57,15 +57,12 @@ class _Fuse(relax.PyExprMutator):
         if is_call(call, "relax.matmul") and call.args[1] in self.transposed:
             stored, (x, right) = self.transposed[call.args[1]], call.args
             known = shape_of(var) is not None and len(shape_of(x) or []) > 1
-            if known and not self._is_overwritten(stored, right, var):
+            if known and not any(self.memory.changes(e, right, var) for e in (stored, right)):
                 compute = partial(_product, dtype=str(call.ty.dtype))
                 args = [self.visit_expr(x), self.visit_expr(stored)]
                 call = self.builder_.call_te(compute, *args, primfunc_name_hint="NT_matmul")
                 binding = relax.VarBinding(var, call)
         super().visit_var_binding_(binding)
-
-    def _is_overwritten(self, stored: relax.Expr, right: relax.Expr, var: relax.Var) -> bool:
-        return any(self.memory.changes(expr, right, var) for expr in (stored, right))
 
 
 def _swaps_the_last(value: relax.Expr) -> bool:

@@ -109,14 +109,10 @@ def masked_attention(
     q, v = (op.permute_dims(x, [0, 2, 1, 3]) for x in (q, v))
     scores = op.matmul(q, op.permute_dims(k, [0, 2, 3, 1])) * scale
     scores = scores if cap is None else soft_capped(scores, cap)
-    scores = op.where(seen, scores, _lowest(q.dtype))
+    scores = op.where(seen, scores, wrap_nested(relax.const(float("-inf"), q.dtype), "lowest"))
     weights = op.astype(op.softmax(in_float32(scores), axis=-1), q.dtype)
     mixed = op.permute_dims(op.matmul(weights, v), [0, 2, 1, 3])
     return op.reshape(mixed, (batch, seq_len, heads * dim))
-
-
-def _lowest(dtype: str) -> Tensor:
-    return wrap_nested(relax.const(float("-inf"), dtype), "lowest")
 
 
 def attention(

@@ -99,7 +99,11 @@ def call_at(report: Report, function: str, values: Values, spec: DeviceSpec) -> 
     graph = next((g for g in report.material.after if g.function == function), None)
     nodes = graph.nodes if graph is not None else ()
     others = [n for n in nodes if n.is_kernel and n.op not in decisions]
-    beside = math.fsum(_other_s(n, spec) for n in others if not n.op.startswith(COLLECTIVE))
+    beside = math.fsum(
+        other_s(n.moved, _compute_s(n, spec), spec)
+        for n in others
+        if not n.op.startswith(COLLECTIVE)
+    )
     rest = None if graph is None else _sum_of([beside, _summed(function, values, report)])
     each = [_priced(i, values, decisions[i.kernel], report.material) for i in own]
     *both, floor = zip(*each, strict=True)
@@ -175,11 +179,6 @@ def least_s(node: Node, spec: DeviceSpec | None) -> float | None:
     return spec.launch_s + max(
         node.moved / (spec.dram_bytes_per_s * DRAM_EFFICIENCY), _compute_s(node, spec)
     )
-
-
-def _other_s(node: Node, spec: DeviceSpec) -> float:
-    """Return the least that it adds to a call, behind another kernel."""
-    return other_s(node.moved, _compute_s(node, spec), spec)
 
 
 def _compute_s(node: Node, spec: DeviceSpec) -> float:

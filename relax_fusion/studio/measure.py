@@ -111,7 +111,8 @@ def measured_parts(
     parts += [_INTERRUPTED] if record["is_interrupted"] else []
     steps = dict.fromkeys(step for each in contenders.values() for step in each["steps"])
     parts += [_step(step, contenders) for step in steps]
-    parts.append("\n".join([*map(_about, contenders, contenders.values()), *_failures(record)]))
+    failed = [f"{who}: not measured: {why}" for who, why in record["failed"].items()]
+    parts.append("\n".join([*map(_about, contenders, contenders.values()), *failed]))
     first: Mapping[str, Any] = next(iter(contenders.values()), {"steps": {}})
     for step, kernels in record["kernels"].items():
         called = first["steps"].get(step, {"p50_s": None})["p50_s"]
@@ -141,10 +142,6 @@ def _about(who: str, each: Mapping[str, Any]) -> str:
     """Return what exactly ran, and whether its results are ours."""
     once = "" if each["is_warm"] else "; one turn, not warmed up"
     return f"{who}: {each['about']}{once}{_agreement(each['agreement'])}"
-
-
-def _failures(record: Mapping[str, Any]) -> list[str]:
-    return [f"{who}: not measured: {why}" for who, why in record["failed"].items()]
 
 
 def _agreement(found: Mapping[str, Any] | None) -> str:

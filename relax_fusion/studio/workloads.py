@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,13 +183,9 @@ def points_of(
         If a size that was given is none of the model, or beyond what it was made for.
     """
     functions = dict.fromkeys(item.function for item in items)
-    symbols = {f: _symbols(i for i in items if i.function == f) for f in functions}
+    symbols = {f: sorted({n for i in items if i.function == f for n in i.names}) for f in functions}
     _check_names(args, set().union(*symbols.values()), bounds)
     return [_given(f, names, args, bounds) for f, names in symbols.items()]
-
-
-def _symbols(items: Iterable[Item]) -> list[str]:
-    return sorted(frozenset().union(*(item.names for item in items)))
 
 
 def _check_names(args: argparse.Namespace, names: set[str], bounds: Mapping[str, int]) -> None:

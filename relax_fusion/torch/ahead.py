@@ -239,7 +239,8 @@ def compile(  # the field's name for it
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # PyTorch's own use of it
         program = _exported(module, args, kwargs, dynamic_shapes)
-    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **_buffers(module, program)}
+    own = (module.named_parameters, module.named_buffers)
+    tensors = {n: t for each in own for n, t in each(remove_duplicate=False)} | program.constants
     directory = tempfile.TemporaryDirectory(prefix="relax_fusion-")
     library = Path(directory.name) / LIBRARY
     report = Report()
@@ -266,10 +267,6 @@ def _exported(
             raise RelaxFusionError(text) from err
         raise
     return program.run_decompositions(decompositions())
-
-
-def _buffers(module: torch.nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_buffers(remove_duplicate=False)), **program.constants}
 
 
 def _names(

@@ -96,7 +96,7 @@ def compile_program(
         held=tuple(str(name) for name in held),
         shapes=tuple(_limits(value, program.range_constraints) for value in inputs),
         symbols=tuple(tuple(map(_symbol, getattr(value, "shape", ()))) for value in inputs),
-        dtypes=tuple(_dtype(value) for value in inputs),
+        dtypes=tuple(dtype_name(v.dtype) if isinstance(v, torch.Tensor) else "" for v in inputs),
         constants=tuple(_constant(value) for value in inputs),
         mutated=tuple(mutated),
         results=results,
@@ -170,10 +170,6 @@ def _symbol(size: Any) -> tuple[str, int, int]:
     if sympy.expand(factor * symbol + offset - expr) != 0 or not (factor.is_Integer and factor > 0):
         return "", 0, 0
     return str(symbol), int(factor), int(offset)
-
-
-def _dtype(value: Any) -> str:
-    return dtype_name(value.dtype) if isinstance(value, torch.Tensor) else ""
 
 
 def _constant(value: Any) -> bool | int | float | str | None:

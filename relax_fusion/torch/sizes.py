@@ -98,7 +98,8 @@ def bounds(
         (
             size.node.shape_env
             for node in arguments
-            for size in _sizes_of(node.meta.get("val"))
+            for value in (node.meta.get("val"),)
+            for size in (value.shape if isinstance(value, torch.Tensor) else [value])
             if isinstance(size, torch.SymInt)
         ),
         None,
@@ -112,7 +113,3 @@ def bounds(
         if known.upper.is_Integer and int(known.upper) < 2**31:
             upper[var.name] = int(known.upper)
     return {LOWER: lower, **({UPPER: upper} if upper else {})}
-
-
-def _sizes_of(value: Any) -> list[Any]:
-    return list(value.shape) if isinstance(value, torch.Tensor) else [value]

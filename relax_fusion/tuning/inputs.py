@@ -41,7 +41,7 @@ def draw(work: Workload, operand: Operand, sizes: Mapping[str, int]) -> Any:
     if operand.shape is None:
         slot = next(s for s in work.graph.slots if s.name == operand.name)
         return slot.dim if isinstance(slot.dim, int) or slot.dim is None else sizes[slot.dim.name]
-    shape = shape_at(operand, sizes)
+    shape = tuple(d if isinstance(d, int) else sizes[d.name] for d in operand.shape or ())
     count = prod(shape)
     rng = np.random.default_rng([ord(letter) for letter in operand.name])
     if isinstance(work, ExpertMatmul) and operand.name == "ids":  # as likely one as another
@@ -49,11 +49,6 @@ def draw(work: Workload, operand: Operand, sizes: Mapping[str, int]) -> Any:
         return chosen.astype(operand.dtype)
     values = _values(work.graph, operand, min(count, PATTERN), rng)
     return np.resize(values.astype(numpy_dtype(operand.dtype)), shape)
-
-
-def shape_at(operand: Operand, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of an operand."""
-    return tuple(d if isinstance(d, int) else sizes[d.name] for d in operand.shape or ())
 
 
 def _values(graph: Graph, operand: Operand, count: int, rng: np.random.Generator) -> Any:

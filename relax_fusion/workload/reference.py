@@ -22,10 +22,6 @@ Rounding = Callable[[Array, Tensor], Array]
 erf = np.vectorize(math.erf, otypes=["float64"])
 
 
-def _silu(x: Array) -> Array:
-    return x * np.exp(-np.logaddexp(0, -x))
-
-
 def _gelu(x: Array) -> Array:
     return (0.5 * x * (1 + erf(x * math.sqrt(0.5)))).astype(x.dtype)
 
@@ -49,7 +45,7 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "relu": lambda x: np.maximum(x, 0),
-    "silu": _silu,
+    "silu": lambda x: x * np.exp(-np.logaddexp(0, -x)),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": lambda x: x * np.exp(-np.logaddexp(0, -1.702 * x)),

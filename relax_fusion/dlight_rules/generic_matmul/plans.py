@@ -122,17 +122,8 @@ def _dequantised(
     for p in choice.predictions:
         if p.upper is None or p.upper > few_rows.MOST_ROWS:
             plan = _plan_of(choice.plans, p.upper, p.upper or rows_of(work, p.size))
-            found.append(Planned(p.upper, plan, _pays_in_front(form)))
+            found.append(Planned(p.upper, plan, not form.batch))
     return form, work, _merged(found)
-
-
-def _pays_in_front(form: GenericMatmul) -> bool:
-    """Tell whether a weight of few loads is better computed by a kernel in front, for many rows.
-
-    On an H200 that took 28 and 36 us at 64 and 256 rows of 4096 x 4096, on the way 36 and 45; at
-    4096 rows 210 and 269.  In a batch there is one kernel.
-    """
-    return not form.batch
 
 
 def _writing_s(form: GenericMatmul, work: NormMatmul, rows: int, dev: DeviceSpec) -> float:

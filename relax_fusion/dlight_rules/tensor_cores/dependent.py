@@ -40,11 +40,6 @@ BLOCKS = 4
 blocks waits costs time: 9 us of a kernel that dequantises 4096 x 4096 weights, on an H200."""
 
 
-def is_possible(target: Target) -> bool:
-    """Tell whether a target has dependent launches."""
-    return device_of(target).capabilities.dependent_launch
-
-
 def hand_over() -> None:
     """Emit what waits for the kernels in front, and lets the next one begin.
 
@@ -81,7 +76,9 @@ def launched_early(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     declines when: the target has no dependent launches; TVM makes a view of the function's result.
     """
     found = kernels(func.body)
-    if not is_possible(target) or not all(map(_is_grid, found)):
+    if not device_of(target).capabilities.dependent_launch or not all(
+        isinstance(kernel, tirx.For) and thread_tag(kernel) == "blockIdx.x" for kernel in found
+    ):
         return func
     body = func.body
     if not _waits(body):
@@ -105,10 +102,6 @@ def kernels(stmt: tirx.Stmt) -> list[tirx.Stmt]:
 
     structural_walk(stmt, ((tirx.For, tirx.AttrStmt), enter), order="pre")
     return found
-
-
-def _is_grid(kernel: tirx.Stmt) -> bool:
-    return isinstance(kernel, tirx.For) and thread_tag(kernel) == "blockIdx.x"
 
 
 def _are_small(found: Sequence[tirx.Stmt], most: int) -> bool:

@@ -77,7 +77,9 @@ class ResidentRow:
                     k = int64(unit) * int64(self.width) + int64(first) + e
                     place = int64(turn) * int64(self.width) + int64(first) + e
                     T.buffer_store(self.loaded, self._x(k), [place])
-                    for factor, buffer in zip(self.factors, self._factors(), strict=True):
+                    for factor, buffer in zip(
+                        self.factors, self.norm.factors if self.norm else (), strict=True
+                    ):
                         T.buffer_store(factor, buffer[k], [place])
 
     def store(self) -> None:
@@ -101,9 +103,6 @@ class ResidentRow:
     def _x(self, k: tirx.Expr) -> tirx.Expr:
         row = self.kernel.place.first_row
         return self.norm.x[row, k] if self.norm else self.kernel.product.x_at(row, k)
-
-    def _factors(self) -> tuple[tirx.Var, ...]:
-        return self.norm.factors if self.norm else ()
 
     def _add_up(self, index: int) -> None:
         """Add up a statistic of the row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,7 +62,8 @@ def _reduction(combine: Combine, writer: ChainWriter, call: relax.Call) -> Formu
     x = writer.of(call.args[0])
     axes = _axes(call.attrs.axis, len(x.dims))
     found = writer.reduced(combine, x, axes)
-    return found if call.attrs.keepdims else _without(found, axes)
+    kept = (d for n, d in enumerate(found.dims) if call.attrs.keepdims or n not in axes)
+    return replace(found, dims=tuple(kept))
 
 
 def _mean(writer: ChainWriter, call: relax.Call) -> Formula:
@@ -153,10 +154,6 @@ def _broadcast(writer: ChainWriter, call: relax.Call) -> Formula:
 
 def _axes(given: Any, rank: int) -> list[int]:
     return [int(a) % rank for a in (range(rank) if given is None else given)]
-
-
-def _without(formula: Formula, axes: Sequence[int]) -> Formula:
-    return replace(formula, dims=tuple(d for n, d in enumerate(formula.dims) if n not in axes))
 
 
 _REDUCING: dict[str, Written] = {

@@ -22,7 +22,6 @@ from ...cli.source import Source, open_source
 from ...errors import RelaxFusionError
 from ...files import write_file
 from ...frontends import ImportedModel
-from ...hardware import DeviceSpec
 from ...hardware.target import device_of, make_target
 from ...models.threads import thread_count, use_all_cores
 from ...report import Report
@@ -303,10 +302,6 @@ def _beside(subject: Subject, report: Report, step: str, time: KernelTime) -> di
         prediction, plan = planned(item, item.work, plans, sizes, device)
     except RelaxFusionError:  # a family that is not registered here, say
         return own
-    seconds = None if prediction is None else prediction.seconds - _launch_s(device)
+    launch_s = device.launch_s if device.kind == "gpu" else 0.0  # which times have not
+    seconds = None if prediction is None else prediction.seconds - launch_s
     return own | {"predicted_s": seconds, "plan": plan}
-
-
-def _launch_s(device: DeviceSpec) -> float:
-    """Return what a prediction has of a launch that times have not."""
-    return device.launch_s if device.kind == "gpu" else 0.0

@@ -39,7 +39,8 @@ class Statements:
         """Return the line in front of the loop over which a sum or a maximum grows."""
         self.growing.add(name)
         block, frame = self.made[name], self.frame(name)
-        shape, dtype = self.blocks.shape(frame), self._accumulator(name)
+        shape = self.blocks.shape(frame)
+        dtype = "tl.int32" if self._adds_integers(block) else "tl.float32"
         if block.start is not None:
             start = self._values(block).whole(block.start, frame)
             return f"{name}_acc = {self._cast(block, start)}"
@@ -74,10 +75,6 @@ class Statements:
     def frame(self, tensor: str) -> Frame:
         """Return the dimensions of the tile of a tensor that is made."""
         return self.blocks.frame(self.space.step[tensor].makes.loops)
-
-    def _accumulator(self, name: str) -> str:
-        """Return the type of sums: int32 where whole numbers are added up to an integer."""
-        return "tl.int32" if self._adds_integers(self.made[name]) else "tl.float32"
 
     def _cast(self, block: Block, value: str) -> str:
         """Return a value as one of the type of a statement's sums."""
