@@ -120,5 +120,4 @@ if not TYPE_CHECKING:  # type checkers would take it that every name is there
 
 
 def __dir__() -> list[str]:
-    """Return what the module has, imported already or not."""
     return sorted({*globals(), *__all__})

@@ -183,7 +183,6 @@ class PipelineOptions:
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that no phase could honour."""
         check(self, PipelineError)
         if self.backend == "triton" and not has_triton(self.target):
             raise PipelineError(

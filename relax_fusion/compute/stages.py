@@ -66,11 +66,9 @@ class Stages:
         return te.placeholder(int64(shape), operand.dtype, operand.name)
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether there is an input called `name`."""
         return name in self._inputs
 
     def __getitem__(self, name: str) -> te.Tensor:
-        """Return an input."""
         return self._inputs[name]
 
     def size(self, name: str, axis: int) -> Size:

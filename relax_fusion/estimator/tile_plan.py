@@ -58,7 +58,6 @@ class TilePlan:
     family: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no device could run."""
         check(self, TilePlanError, "tile plan")
         for block, reg in (("block_m", "reg_m"), ("block_n", "reg_n")):
             if getattr(self, block) % getattr(self, reg):
@@ -117,7 +116,6 @@ class Box:
     batch: Count | None = None
 
     def __post_init__(self) -> None:
-        """Refuse bounds that are no sizes."""
         check(self, TilePlanError, "box")
 
     def __str__(self) -> str:
@@ -159,7 +157,6 @@ class PlanTable:
     entries: tuple[tuple[Box | Count | None, TilePlan], ...]
 
     def __post_init__(self) -> None:
-        """Check that the boxes cover everything, and that each serves something."""
         check(self, TilePlanError, "plan table")
         boxes = [box for box, _ in self.boxes]
         if not boxes or boxes[-1] != OPEN:

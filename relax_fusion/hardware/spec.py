@@ -119,7 +119,6 @@ class DeviceSpec:
     measured: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no device has, and numbers that contradict each other."""
         check(self, TargetError, f"device {shown(self.name)}")
         for field, value in vars(self).items():
             if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST:

@@ -94,7 +94,6 @@ class LaunchOptions:
     dependent_launch: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that no device takes."""
         power_of_two("num_ctas", self.num_ctas, 16)
         for name in ("cooperative", "dependent_launch"):
             if type(getattr(self, name)) is not bool:
@@ -187,7 +186,6 @@ class CompiledKernel:
     block: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no launch could use."""
         check(self, KernelError, "kernel")
 
     @property

@@ -157,5 +157,4 @@ class LeftOut:
     error: str
 
     def __str__(self) -> str:
-        """Return the record as a part of a sentence."""
         return f"{self.name} ({self.where} failed: {self.error})"

@@ -58,7 +58,6 @@ class Access:
         return tuple(dict.fromkeys(name for place in self.at for name, _ in place.terms))
 
     def __str__(self) -> str:
-        """Return the element as a formula."""
         return f"{self.tensor}[{', '.join(map(str, self.at))}]"
 
 
@@ -139,7 +138,6 @@ class IterationSpace:
         return frozenset(self.step) - inner
 
     def __str__(self) -> str:
-        """Return the loops and the statements."""
         sizes = ", ".join(f"{a.name} {a.size}{' (batch)' * a.batch}" for a in self.loops)
         rows = [f"loops: {sizes}"]
         for step in self.steps:

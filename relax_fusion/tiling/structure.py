@@ -36,7 +36,6 @@ class Load:
         return self.what.tensor
 
     def __str__(self) -> str:
-        """Return L and the name."""
         return f"L_{self.tensor}"
 
 
@@ -47,7 +46,6 @@ class Compute:
     tensor: str
 
     def __str__(self) -> str:
-        """Return C and the name."""
         return f"C_{self.tensor}"
 
 
@@ -63,7 +61,6 @@ class Store:
         return self.what.tensor
 
     def __str__(self) -> str:
-        """Return S and the name."""
         return f"S_{self.tensor}"
 
 
@@ -75,7 +72,6 @@ class Loop:
     body: tuple[Node, ...]
 
     def __str__(self) -> str:
-        """Return the name and the body."""
         return f"{self.name}({', '.join(map(str, self.body))})"
 
 
@@ -146,7 +142,6 @@ class Schedule:
     tiles: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check that tiles and loops agree."""
         loops = self.space.loops
         if len(self.tiles) != len(loops) or min(self.tiles) < 1:
             names = ", ".join(a.name for a in loops)
@@ -178,7 +173,6 @@ class Schedule:
         return count
 
     def __str__(self) -> str:
-        """Return the grid, then loops and statements, one a line, with tiles."""
         over = ", ".join(f"{n} {self.trips[n]} x {self.tile[n]}" for n in self.structure.grid)
         return "\n".join([f"grid {over}", *self._lines(self.structure.body, "  ")])
 

@@ -80,7 +80,6 @@ class TorchOptions:
     cache: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse values that no part could honour."""
         check(self, PipelineError, "option")
         if self.database is not None and not Path(self.database).is_file():
             raise PipelineError(f"option database is {shown(self.database)}; there is no such file")

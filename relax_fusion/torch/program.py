@@ -71,7 +71,6 @@ class Program:
             self._replay = Replay(self._launch, self._written, uses.returned)
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled."""
         raise TypeError("a compiled piece cannot be pickled or copied")
 
     def __call__(self, *args: Any) -> Any:

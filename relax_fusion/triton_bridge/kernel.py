@@ -44,7 +44,6 @@ class KernelOptions(LaunchOptions):
     maxnreg: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that no device takes."""
         power_of_two("num_warps", self.num_warps, 32)
         super().__post_init__()
         for name, least, most in (("num_stages", 0, 64), ("maxnreg", 1, 255)):

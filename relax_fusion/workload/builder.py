@@ -21,7 +21,6 @@ class Handle:
     name: str
 
     def __getitem__(self, places: Place | tuple[Place, ...]) -> Read:
-        """Return an element."""
         given = places if isinstance(places, tuple) else (places,)
         return Read(self.name, tuple(map(at, given)))
 

@@ -31,7 +31,6 @@ class Operand:
     dtype: str
 
     def __str__(self) -> str:
-        """Return name, shape and dtype."""
         if self.shape is None:
             return f"{self.name} {self.dtype}"
         return f"{self.name}[{', '.join(map(size_text, self.shape))}] {self.dtype}"

@@ -74,7 +74,6 @@ class Band:
     most: Expr | None = None
 
     def __str__(self) -> str:
-        """Return the condition."""
         low = "" if self.least is None else f"{self.least} <= "
         high = "" if self.most is None else f" <= {self.most}"
         return f"{low}{self.column} - {self.row}{high}"
@@ -116,7 +115,6 @@ class Block:
     where: Expr | None = None
 
     def __str__(self) -> str:
-        """Return the statement."""
         left = f"{self.out}[{', '.join(map(str, self.at))}]"
         over = ", ".join(a.name for a in self.reduced)
         how = f"{self.combine} {over}: " if self.combine else ""
@@ -164,7 +162,6 @@ class Graph:
     _by_name: dict[str, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check names and ranks."""
         by_name = {t.name: t for t in self.tensors}
         if len(by_name) < len(self.tensors):
             raise GraphError(f"tensor {_twice([t.name for t in self.tensors])!r} is declared twice")
@@ -217,7 +214,6 @@ class Graph:
                 raise GraphError(f"{block.out}: {name} is read along {strange[0]!r}, no axis of it")
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the tensor called `name`."""
         if name not in self._by_name:
             raise GraphError(f"no tensor {name!r}; there are {', '.join(self._by_name)}")
         return self._by_name[name]
@@ -259,7 +255,6 @@ class Graph:
         return tuple(dict.fromkeys(d.name for d in sizes if isinstance(d, DynamicDim)))
 
     def __str__(self) -> str:
-        """Return the statements, one a line, with the dtypes of what they make."""
         heads = [f"{b}".split(" = ", 1) for b in self.blocks]
         types = [self[b.out].dtype for b in self.blocks]
         left = max((len(h) for h, _ in heads), default=0)

@@ -38,7 +38,6 @@ class At:
         return At(self.terms + more.terms, self.start + more.start)
 
     def __str__(self) -> str:
-        """Return the coordinate as a formula."""
         parts = [a if s == 1 else f"{s}*{a}" for a, s in self.terms]
         parts += [str(self.start)] if self.start or not parts else []
         text = " + ".join(parts).replace("+ -", "- ")
@@ -66,7 +65,6 @@ class Lookup(At):
     stride: int = 1
 
     def __str__(self) -> str:
-        """Return the coordinate as a formula."""
         inside = super().__str__()
         part = f"{self.number}" if self.stride == 1 else f"{self.stride}*{self.number}"
         return part if inside == "0" else f"{part} + {inside}"
@@ -80,11 +78,9 @@ class Axis:
     size: Dim
 
     def __mul__(self, stride: int) -> At:
-        """Return the coordinate ``axis * stride``."""
         return At(((self.name, stride),))
 
     def __add__(self, other: Axis | At | int) -> At:
-        """Return the sum of two coordinates."""
         return at(self) + other
 
     def __mod__(self, size: Dim) -> At:
@@ -113,19 +109,15 @@ class Expr:
     """A value: a `Read`, an `AxisValue`, a `Size`, a `Const` or an `Op` of values."""
 
     def __add__(self, other: Expr | float) -> Op:
-        """Return the sum."""
         return Op("add", (self, expr(other)))
 
     def __sub__(self, other: Expr | float) -> Op:
-        """Return the difference."""
         return Op("subtract", (self, expr(other)))
 
     def __mul__(self, other: Expr | float) -> Op:
-        """Return the product."""
         return Op("multiply", (self, expr(other)))
 
     def __truediv__(self, other: Expr | float) -> Op:
-        """Return the quotient."""
         return Op("divide", (self, expr(other)))
 
 
@@ -137,7 +129,6 @@ class Read(Expr):
     at: tuple[At, ...]
 
     def __str__(self) -> str:
-        """Return the element as a formula."""
         return f"{self.tensor}[{', '.join(map(str, self.at))}]"
 
 
@@ -148,7 +139,6 @@ class AxisValue(Expr):
     axis: str
 
     def __str__(self) -> str:
-        """Return the name of the axis."""
         return self.axis
 
 
@@ -159,7 +149,6 @@ class Size(Expr):
     dim: Dim
 
     def __str__(self) -> str:
-        """Return the name or the number."""
         return size_text(self.dim)
 
 
@@ -170,7 +159,6 @@ class Const(Expr):
     value: float
 
     def __str__(self) -> str:
-        """Return the number."""
         return f"{self.value:g}"
 
 
@@ -182,7 +170,6 @@ class Op(Expr):
     args: tuple[Expr, ...]
 
     def __post_init__(self) -> None:
-        """Check that the operator exists and has as many operands."""
         known = OPERATORS.get(self.name)
         if known is None:
             raise GraphError(f"no operator {self.name!r}; there are {', '.join(OPERATORS)}")
@@ -190,7 +177,6 @@ class Op(Expr):
             raise GraphError(f"{self.name} has {len(self.args)} operands; must have {known.arity}")
 
     def __str__(self) -> str:
-        """Return the formula."""
         return OPERATORS[self.name].text.format(*(self._part(a) for a in self.args))
 
     @property
