@@ -13,6 +13,13 @@ from ..errors import ConfigError
 from .config import Config, config_from_dict
 
 _LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+_LLAMA3 = _LLAMA | {
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
 _GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -24,48 +31,33 @@ _LLAMA3_ROPE = {
 CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         # https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
-        "llama-3.1-8b": _LLAMA
+        "llama-3.1-8b": _LLAMA3
         | {
-            "vocab_size": 128256,
             "hidden_size": 4096,
             "intermediate_size": 14336,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
             "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
             "tie_word_embeddings": False,
         },
         # https://huggingface.co/meta-llama/Llama-3.1-70B/blob/main/config.json
-        "llama-3.1-70b": _LLAMA
+        "llama-3.1-70b": _LLAMA3
         | {
-            "vocab_size": 128256,
             "hidden_size": 8192,
             "intermediate_size": 28672,
             "num_hidden_layers": 80,
             "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
             "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
             "tie_word_embeddings": False,
         },
         # https://huggingface.co/meta-llama/Llama-3.2-1B/blob/main/config.json
-        "llama-3.2-1b": _LLAMA
+        "llama-3.2-1b": _LLAMA3
         | {
-            "vocab_size": 128256,
             "hidden_size": 2048,
             "intermediate_size": 8192,
             "num_hidden_layers": 16,
             "num_attention_heads": 32,
-            "num_key_value_heads": 8,
             "head_dim": 64,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
             "rope_scaling": _LLAMA3_ROPE | {"factor": 32.0},
             "tie_word_embeddings": True,
         },

@@ -17,7 +17,7 @@ from ...hardware.instructions import MMA, WARP_GROUP_MMA
 from ...validation import Count, Natural
 from ...workload import DTYPE_BYTES, ExpertMatmul
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
-from ..gpu_cost import Launch, Rates, Times, predicted, price, price_step, resident_blocks
+from ..gpu_cost import Launch, Rates, predicted, price, price_step, resident_blocks
 from ..limits import SYSTEM_SMEM_BYTES
 from ..prediction import (
     HALF_DTYPES,
@@ -134,7 +134,6 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
                 yield Offer(plan, last=MOST_ROWS)
         for rows, columns, warps, stages in MATRIX_TILES:
             numbers = {"num_warps": warps, "num_stages": stages}
-            numbers = {"num_warps": warps, "num_stages": stages}
             deep = (ExpertPlan(rows, columns, k, **numbers, family=TILES) for k in DEPTHS)
             for fits in [p for p in deep if not any(self.violations(p, problem))][:1]:
                 mapped = replace(fits, tensor_map=1)
@@ -238,8 +237,7 @@ def _pairs_at(
         dram_bytes=moved * (1 + IDLE_LANES * idle),
         l2_bytes=read,
     )
-    rates = RATES["gemv"]
-    return _whole(price(launch, rates, dev), rates, dev, work, rows)
+    return _whole(launch, RATES["gemv"], dev, work, rows)
 
 
 def _tiles_at(
@@ -266,8 +264,7 @@ def _tiles_at(
         l2_bytes=float(blocks * steps * weight_bytes),
         sums=plan.block_m * columns,
     )
-    rates = RATES["pointer"]
-    product = _whole(price(launch, rates, dev), rates, dev, work, rows)
+    product = _whole(launch, RATES["pointer"], dev, work, rows)
     small = Footprint(0, 64, 128)
     sort = Step(work.experts, small, SORT_S + pairs * SORT_PAIR_S, 8.0 * pairs)
     launches = [price_step(sort, dev), product]
@@ -278,10 +275,10 @@ def _tiles_at(
 
 
 def _whole(
-    found: Times, rates: Rates, dev: DeviceSpec, work: ExpertMatmul, rows: int
+    launch: Launch, rates: Rates, dev: DeviceSpec, work: ExpertMatmul, rows: int
 ) -> Prediction:
-    """Return the prediction of a launch that takes so long behind its start."""
-    start = dev.launch_s + rates.start_s
+    """Return the prediction of a launch, with its start."""
+    start, found = dev.launch_s + rates.start_s, price(launch, rates, dev)
     moved = float(sum(work.bytes(rows=rows).values()))
     whole = found._replace(seconds=found.seconds + start)
     return predicted(whole, start, moved, work.flops(rows=rows))
