@@ -20,25 +20,16 @@ from benchmarks.suite import Suite
 
 SUITES = {
     "run": {
-        "matmul": (
-            "matmul.suite:Matmul",
-            "chains of LLaMA against torch, cuBLAS and TVM (GPU)",
-        ),
+        "matmul": ("matmul.suite:Matmul", "chains of LLaMA against torch, cuBLAS and TVM (GPU)"),
         "widths": ("widths.suite:Widths", "chains of seventeen models, heat maps (GPU)"),
         "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
-        "chains": (
-            "chains.suite:Chains",
-            "matmuls in one kernel, apart, and torch (GPU)",
-        ),
+        "chains": ("chains.suite:Chains", "matmuls in one kernel, apart, and torch (GPU)"),
         "experts": ("experts:Experts", "layers of experts against torch (GPU)"),
         "encoders": (
             "encoders:Encoders",
             "BERT, GPT-2, ViT, Whisper whole, against torch.compile (GPU)",
         ),
-        "decode": (
-            "decode.suite:Decode",
-            "a token: CUDA graphs, torch.compile, the floor (GPU)",
-        ),
+        "decode": ("decode.suite:Decode", "a token: CUDA graphs, torch.compile, the floor (GPU)"),
         "prefill": (
             "decode.prefill:Prefill",
             "a prompt: the VM, a CUDA graph, torch.compile, the floor (GPU)",

@@ -68,8 +68,7 @@ def chain(rows: int, sizes: tuple[int, int, int], dtype: str) -> Chain:
 SMALL = attention(1, 16, 16, (1, 1), (16, 16))
 DYNAMIC = attention(1, *map(DynamicDim, ("q_len", "kv_len")), (8, 2), (64, 64), **CACHED)
 PACKED = NormMatmul(
-    *(2, 1024, (Projection(16, "nk", packed=Packed(4, 32, 7)),), RMS),
-    *("float16", "float16"),
+    *(2, 1024, (Projection(16, "nk", packed=Packed(4, 32, 7)),), RMS), *("float16", "float16")
 )
 TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     "Experts": (
@@ -87,11 +86,7 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     "PackedRows": (
         *("h200", PACKED),
         PackedPlan(
-            *(8, 16, 512, 8, 16, 8),
-            num_stages=2,
-            num_warps=4,
-            family="packed_rows",
-            keeps_row=True,
+            *(8, 16, 512, 8, 16, 8), num_stages=2, num_warps=4, family="packed_rows", keeps_row=True
         ),
     ),
     "PackedRows-streamed": (
@@ -166,10 +161,7 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
     ),
     "TritonMatmul": (
         matmul(ROWS, 256, 64),
-        [
-            plan("gemv", 1, 2, 256),
-            plan("pointer", 16, 64, 64, num_stages=3, split_k=2),
-        ],
+        [plan("gemv", 1, 2, 256), plan("pointer", 16, 64, 64, num_stages=3, split_k=2)],
     ),
     "TritonAttention": (
         DYNAMIC,

@@ -26,10 +26,7 @@ from .support.chains import Chain, module
 from .support.quick import machine, quick_host, quick_passes, quickly
 
 CHAIN = Chain(
-    "main",
-    "x[4,8] W[8,16] V[16,8]",
-    "h = R.nn.silu(R.matmul(x, W)); y = R.matmul(h, V)",
-    "y",
+    "main", "x[4,8] W[8,16] V[16,8]", "h = R.nn.silu(R.matmul(x, W)); y = R.matmul(h, V)", "y"
 )
 
 

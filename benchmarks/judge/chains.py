@@ -117,15 +117,7 @@ class JudgeChains(OfChains):
     """Chains that are one kernel, at fixed sizes."""
 
     name = "judge_chains"
-    head = (
-        "chain",
-        "plans",
-        "best, us",
-        "chosen",
-        "regret",
-        "of eight",
-        "correlation",
-    )
+    head = ("chain", "plans", "best, us", "chosen", "regret", "of eight", "correlation")
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:

@@ -21,15 +21,7 @@ from benchmarks import building
 from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry, plan_words
 from benchmarks.suite import Suite, done
-from benchmarks.suites.experts import (
-    DTYPE,
-    LIMIT,
-    MODELS,
-    SHARPNESS,
-    Item,
-    operands,
-    routed,
-)
+from benchmarks.suites.experts import DTYPE, LIMIT, MODELS, SHARPNESS, Item, operands, routed
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import candidates, choose, predict
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan

@@ -32,12 +32,7 @@ from benchmarks.report import Entry
 from benchmarks.runner import read
 from benchmarks.suite import Suite, done
 from relax_fusion.estimator import Prediction, Problem
-from relax_fusion.estimator.database import (
-    Database,
-    size_from_json,
-    target_fields,
-    workload_key,
-)
+from relax_fusion.estimator.database import Database, size_from_json, target_fields, workload_key
 from relax_fusion.estimator.families.matmuls import TilePrice, launch_of
 from relax_fusion.estimator.gpu_cost import price, resident_blocks
 from relax_fusion.estimator.prediction import Price

@@ -147,11 +147,7 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
 
 
 def norm_rotation(
-    x: te.Tensor,
-    gamma: te.Tensor,
-    cos: te.Tensor,
-    sin: te.Tensor,
-    form: NormRotation,
+    x: te.Tensor, gamma: te.Tensor, cos: te.Tensor, sin: te.Tensor, form: NormRotation
 ) -> te.Tensor:
     """RMSNorm over the last axis, then a rotation of pairs of features of each head.
 

@@ -117,11 +117,7 @@ def _check_dump(dump: str | None, out: Path) -> None:
 
 
 def _write_weights(
-    source: Source,
-    exported: Model,
-    weights: Weights,
-    stage: Path,
-    console: Console,
+    source: Source, exported: Model, weights: Weights, stage: Path, console: Console
 ) -> None:
     """Copy what `run` needs besides the library."""
     if source.tokenizer is not None:

@@ -46,9 +46,7 @@ def command(
     `handler` is its function as ``"module:name"``, imported when the command runs.
     """
     parser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(),
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {details}".strip()
     )
     parser.set_defaults(handler=handler)
     if json_flag:

@@ -167,9 +167,7 @@ def _add_calibrate(commands: Commands) -> None:
     told = "which device to measure (default: that of --target, or the processor)"
     parser.add_argument("--device", choices=("cpu", "cuda"), help=told)
     parser.add_argument(
-        "--target",
-        type=target,
-        help="what the device is, as for `compile` (default: found out)",
+        "--target", type=target, help="what the device is, as for `compile` (default: found out)"
     )
     add_file(parser, "-o", "--output", required=True, help="where to write it; ends in .json")
     told = "begin nothing more after that many (default: 300)"

@@ -151,8 +151,7 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Any:
     file = directory / TOKENIZER
     if TOKENIZER not in manifest.files or not file.is_file():
         raise CliError(
-            f"{file} does not exist, because the model came without one; pass --prompt-ids",
-            code=2,
+            f"{file} does not exist, because the model came without one; pass --prompt-ids", code=2
         )
     from tokenizers import Tokenizer  # slow to import, and of use to text prompts only
 

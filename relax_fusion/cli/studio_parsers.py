@@ -5,14 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..validation import shown
-from .argument_types import (
-    PEERS,
-    devices,
-    named_range,
-    natural,
-    path,
-    size_range,
-)
+from .argument_types import PEERS, devices, named_range, natural, path, size_range
 from .model_arguments import (
     SRC_HELP,
     Commands,

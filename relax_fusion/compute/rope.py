@@ -33,9 +33,7 @@ def in_order(func: tirx.PrimFunc, name: str, rope: Rope) -> tirx.PrimFunc:
     """
     sch = s_tir.Schedule(func)
     sch.transform_layout(
-        sch.get_sblock(name),
-        ("write", 0),
-        lambda i, pair, part: [i, feature_of(rope, part, pair)],
+        sch.get_sblock(name), ("write", 0), lambda i, pair, part: [i, feature_of(rope, part, pair)]
     )
     return sch.mod["main"]
 

@@ -14,15 +14,7 @@ from ..estimator.families.cpu_tiles import PANELS
 from ..estimator.families.words import FAMILY as WORDS
 from ..estimator.families.words import WordVectors
 from ..estimator.tile_plan import TilePlan
-from ..workload import (
-    ACTIVATIONS,
-    Graph,
-    Operand,
-    Step,
-    WeightLayout,
-    operand_name,
-    per_rows,
-)
+from ..workload import ACTIVATIONS, Graph, Operand, Step, WeightLayout, operand_name, per_rows
 from .activations import ACCUMULATE, activate
 from .packed import unpacked
 

@@ -30,14 +30,7 @@ REGISTER_TILES = (
 )
 """Blocks whose last two loops run over a register tile."""
 
-VECTORS = (
-    "q_load",
-    "max_init",
-    "max_lanes",
-    "sum_init",
-    "sum_lanes",
-    "exp",
-)
+VECTORS = ("q_load", "max_init", "max_lanes", "sum_init", "sum_lanes", "exp")
 """Blocks whose last loop runs over neighbouring elements."""
 
 SOMETIMES = ("k_load", "shared_load", "v_load", "mask", "mask_edge")

@@ -12,14 +12,7 @@ from tvm.target import Target
 
 from ..compute import description, dims_of, within
 from ..compute.ranges import stitch, unless_empty
-from ..errors import (
-    Decline,
-    Reason,
-    RelaxFusionError,
-    SchedulingError,
-    TargetError,
-    TilePlanError,
-)
+from ..errors import Decline, Reason, RelaxFusionError, SchedulingError, TargetError, TilePlanError
 from ..estimator.ranges import served
 from ..estimator.registry import Family, is_launched, option_of
 from ..estimator.shape import Problem

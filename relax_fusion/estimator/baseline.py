@@ -17,15 +17,7 @@ from ..workload.dtypes import STORED_BYTES
 from .cpu_cost import NORM_CYCLES_PER_VECTOR, SLOT_CYCLES
 from .family import Backend, Option
 from .gpu_cost import LEAST_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
-from .prediction import (
-    DRAM_EFFICIENCY,
-    Bound,
-    Prediction,
-    ceil_div,
-    in_a_row,
-    largest,
-    repeated,
-)
+from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, in_a_row, largest, repeated
 from .ranges import Range
 from .registry import ON_CHANGE, options
 from .search import asked_in, price

@@ -34,10 +34,7 @@ class _Own:
 
 
 def write(
-    memory: Memory,
-    numbers: Sequence[ir.Var],
-    branches: Sequence[Branch],
-    scratch: Workspace | None,
+    memory: Memory, numbers: Sequence[ir.Var], branches: Sequence[Branch], scratch: Workspace | None
 ) -> tirx.PrimFunc:
     """Return the PrimFunc that runs the first of `branches` whose condition holds.
 

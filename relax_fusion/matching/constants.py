@@ -66,9 +66,7 @@ def squared(
 
 
 def scaled(
-    view: Definitions,
-    expr: relax.Expr,
-    read: Callable[[relax.Expr], float | None] | None = None,
+    view: Definitions, expr: relax.Expr, read: Callable[[relax.Expr], float | None] | None = None
 ) -> tuple[relax.Expr, float] | None:
     """Read ``x * c`` or ``x / c`` of floats as ``(x, factor)``, if kernels have that factor.
 

@@ -14,14 +14,7 @@ from tvm import ir, relax, tirx
 from ..tvm_ir import GenericConst
 from .element_arithmetic import ARITHMETIC, LOGIC, Arithmetic
 from .element_readers import READERS
-from .element_values import (
-    Element,
-    Index,
-    Unknown,
-    float_of,
-    integer,
-    table_element,
-)
+from .element_values import Element, Index, Unknown, float_of, integer, table_element
 from .pattern import BlockView, PrimExpr
 from .shapes import dtype_of, is_one, same_shape, shape_of
 

@@ -108,10 +108,7 @@ def overwritten(view: BlockView, match: Match) -> str | None:
 
 
 def _topological(
-    items: list[int],
-    needs: dict[int, set[int]],
-    position: dict[int, int],
-    matches: list[Match],
+    items: list[int], needs: dict[int, set[int]], position: dict[int, int], matches: list[Match]
 ) -> list[Match | int] | None:
     readers: dict[int, list[int]] = {item: [] for item in items}
     for item, before in needs.items():

@@ -125,10 +125,7 @@ def _together(
 
 
 def _whole(
-    view: BlockView,
-    chain: FusedProjection,
-    inside: set[relax.Var],
-    joined: Joins,
+    view: BlockView, chain: FusedProjection, inside: set[relax.Var], joined: Joins
 ) -> FusedProjection | None:
     """Let the kernel's result be what has all features again, if nothing else reads a part."""
     for var, (at, _) in joined.items():

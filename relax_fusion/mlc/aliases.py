@@ -23,11 +23,7 @@ def restore() -> list[tuple[Any, str]]:
     The owners and names that were absent are returned, which `remove` takes.
     """
     moved = {
-        relax: {
-            "Constant": GenericConst,
-            "StringImm": ir.StringImm,
-            "DataTypeImm": DataTypeImm,
-        },
+        relax: {"Constant": GenericConst, "StringImm": ir.StringImm, "DataTypeImm": DataTypeImm},
         tirx: {
             "SBlock": SBlock,
             "SBlockRealize": SBlockRealize,

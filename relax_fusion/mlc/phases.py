@@ -30,12 +30,7 @@ from ..pipeline import (
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from .package import LIBRARIES, NAME, available, check_shards, load, options
-from .repairs import (
-    LiftWorkspaces,
-    NumberFirstExperts,
-    RunThreadsInTurn,
-    TakePositionsOfBatch,
-)
+from .repairs import LiftWorkspaces, NumberFirstExperts, RunThreadsInTurn, TakePositionsOfBatch
 
 
 @dataclass(frozen=True)

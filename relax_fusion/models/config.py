@@ -124,10 +124,7 @@ class LlamaConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> LlamaConfig:
         """Make the record from a ``config.json`` of a decoder like LLaMA."""
         hidden, heads = (data.get(key) for key in ("hidden_size", "num_attention_heads"))
-        defaults = {
-            "max_position_embeddings": 2048,
-            "num_key_value_heads": heads,
-        }
+        defaults = {"max_position_embeddings": 2048, "num_key_value_heads": heads}
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             defaults["head_dim"] = hidden // heads
         return _read(cls, {**defaults, **_given(data), **decoder_fields(data)}, "LLaMA config")

@@ -17,13 +17,7 @@ from ..matching.movements import Cut, cut_of, ungrouped
 from ..matching.norms import normalisation
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
 from ..matching.post_norms import built, prologues, sum_prologues
-from ..matching.projections import (
-    Prologue,
-    made_by,
-    norm_matmul,
-    plain_prologue,
-    readers_of,
-)
+from ..matching.projections import Prologue, made_by, norm_matmul, plain_prologue, readers_of
 from ..matching.roundings import refuse_kept_roundings
 from ..matching.shapes import (
     as_dim,

@@ -11,12 +11,7 @@ from ..errors import Reason
 from ..matching.norms import is_rounded_norm, normalisation
 from ..matching.pattern import BlockView, Match, Refused
 from ..matching.post_norms import built, prologues
-from ..matching.projections import (
-    fused_projections,
-    made_by,
-    norm_matmuls,
-    readers_of,
-)
+from ..matching.projections import fused_projections, made_by, norm_matmuls, readers_of
 from ..matching.shapes import dtype_of
 from .driver import FusingPass
 

@@ -129,9 +129,7 @@ def _chains(one: Compilation) -> dict[ChainKey, list[Item]]:
 
 
 def _more(
-    one: Compilation,
-    chains: Mapping[ChainKey, list[Item]],
-    others: Mapping[ChainKey, list[Item]],
+    one: Compilation, chains: Mapping[ChainKey, list[Item]], others: Mapping[ChainKey, list[Item]]
 ) -> list[dict[str, Any]]:
     """Return the chains of which there are more in `one` than among others: how many, how long."""
     found = []

@@ -208,8 +208,7 @@ def _check_names(args: argparse.Namespace, names: set[str], bounds: Mapping[str,
         most = bounds.get(name)
         if wanted is not None and most is not None and wanted.last > most:
             raise CliError(
-                f"{option} {wanted}: {name} is at most {most}, for which the model is made",
-                code=2,
+                f"{option} {wanted}: {name} is at most {most}, for which the model is made", code=2
             )
 
 

@@ -207,10 +207,7 @@ def _refuse(graph: Graph) -> None:
 
 
 def _step(
-    graph: Graph,
-    block: Block,
-    loop_of: Mapping[tuple[str, str], str],
-    known: Mapping[str, Step],
+    graph: Graph, block: Block, loop_of: Mapping[tuple[str, str], str], known: Mapping[str, Step]
 ) -> Step:
     """Return a statement with its loops."""
     loop = {axis: name for (out, axis), name in loop_of.items() if out == block.out}

@@ -220,10 +220,7 @@ def _flash_step(a: AttentionCall, tiles: bool) -> Step:
         else:  # tiles of different lengths, each to whichever multiprocessor is free
             grid = programs
     constants = a.constants(
-        bias_tiles=tiles,
-        stages=plan.num_stages,
-        q_stages=query_stages(plan, work),
-        section=section,
+        bias_tiles=tiles, stages=plan.num_stages, q_stages=query_stages(plan, work), section=section
     )
     # The other warps of the plan are those of the specialised warp groups
     return a.step(attention_flash, (grid,), args, late_scale(constants), num_warps=4)

@@ -37,10 +37,7 @@ Made = CompiledKernel | KernelError
 
 
 def compile_kernels(
-    sources: Sequence[KernelSource],
-    *,
-    cache: KernelCache | None = None,
-    jobs: int | None = None,
+    sources: Sequence[KernelSource], *, cache: KernelCache | None = None, jobs: int | None = None
 ) -> list[CompiledKernel]:
     """Compile kernels, several at a time; those in the cache are read from it.
 

@@ -28,13 +28,7 @@ from .experts import ExpertMatmul, Gate
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
-from .norm_matmul import (
-    Adapter,
-    NormMatmul,
-    Projection,
-    WeightLayout,
-    narrow_matmuls,
-)
+from .norm_matmul import Adapter, NormMatmul, Projection, WeightLayout, narrow_matmuls
 from .operators import ACTIVATIONS
 from .rope import Rope
 

@@ -32,12 +32,7 @@ COMPILE = tvm.compile
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = replace(TWO_LAYERS, vocab_size=96)
 GPT2 = GPT2Config(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    max_position=64,
+    vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, max_position=64
 )
 BIASED = replace(TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
 

@@ -69,5 +69,5 @@ def test_texts_are_as_long_as_asked_for_and_others_as_they_are() -> None:
     words = ["--cases", "gpt2", "vit-large", "whisper-large", "--tokens", "64", "--sequences", "1"]
     items = encoders.Encoders(encoders.Encoders.arguments(words)).items()
     assert [item.name for item in items] == [
-        *("gpt2, 1 x 64", "vit-large, 1 x 197", "whisper-large, 1 x 1500"),
+        *("gpt2, 1 x 64", "vit-large, 1 x 197", "whisper-large, 1 x 1500")
     ]

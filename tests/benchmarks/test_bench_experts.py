@@ -11,10 +11,7 @@ from benchmarks.judge import experts as judge
 from benchmarks.runner import main
 from benchmarks.suites import experts
 
-TINY = {
-    "plain": experts.Model(16, 3, 64, 48),
-    "oss": experts.Model(8, 2, 64, 48, is_oss=True),
-}
+TINY = {"plain": experts.Model(16, 3, 64, 48), "oss": experts.Model(8, 2, 64, 48, is_oss=True)}
 
 
 @pytest.fixture

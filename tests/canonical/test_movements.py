@@ -104,10 +104,7 @@ KEPT = {
         f"{X}, z: R.Tensor(('b * s', 8), 'float32')",
         f"{FLAT}\na = R.add(h, z)\ny = R.negative(a)",
     ),
-    "a batch of matrices": (
-        f"{X}, w: R.Tensor(('b', 8, 6), 'float32')",
-        "y = R.matmul(x, w)",
-    ),
+    "a batch of matrices": (f"{X}, w: R.Tensor(('b', 8, 6), 'float32')", "y = R.matmul(x, w)"),
     "one matrix for several rows of a batch": (
         "x: R.Tensor((4, 's', 8), 'float32'), w: R.Tensor((2, 8, 6), 'float32')",
         "e = R.expand_dims(w, axis=[1])\nd = R.broadcast_to(e, R.shape([2, 2, 8, 6]))\n"
@@ -117,10 +114,7 @@ KEPT = {
         "x: R.Tensor(('s', 8), 'float32'), w: R.Tensor((8, 6), 'float32')",
         "e = R.broadcast_to(w, R.shape([3, 8, 6]))\ny = R.matmul(x, e)",
     ),
-    "a mean over rows": (
-        X,
-        f"{FLAT}\nm = R.mean(h, axis=[0], keepdims=True)\ny = R.negative(m)",
-    ),
+    "a mean over rows": (X, f"{FLAT}\nm = R.mean(h, axis=[0], keepdims=True)\ny = R.negative(m)"),
     "a norm over rows": (
         f"{X}, g: R.Tensor(('b * s', 8), 'float32')",
         f"{FLAT}\na = R.nn.rms_norm(h, g, axes=[0, 1], epsilon=1e-5)\ny = R.negative(a)",

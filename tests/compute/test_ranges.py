@@ -114,10 +114,7 @@ def test_one_range_is_the_function_itself() -> None:
 
 @pytest.mark.parametrize(
     ("other", "message"),
-    [
-        (mirrored(columns=32), "differ in shape"),
-        (mirrored(dtype="float16"), "differ in type"),
-    ],
+    [(mirrored(columns=32), "differ in shape"), (mirrored(dtype="float16"), "differ in type")],
     ids=["shape", "dtype"],
 )
 def test_other_signatures_are_refused(other: tirx.PrimFunc, message: str) -> None:

@@ -98,8 +98,7 @@ def formatted(name: str, axis: int = -1) -> NormMatmul:
 
 
 @pytest.mark.parametrize(
-    ("looked_up", "name"),
-    [*product([True], FORMATS), *sampled(product([False], FORMATS), 3)],
+    ("looked_up", "name"), [*product([True], FORMATS), *sampled(product([False], FORMATS), 3)]
 )
 def test_formats_of_few_rows(name: str, looked_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not looked_up:

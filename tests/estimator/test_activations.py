@@ -10,14 +10,7 @@ from relax_fusion.estimator import candidates, predict, predict_unfused, violati
 from relax_fusion.estimator.baseline import price_alone
 from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.hardware import DeviceSpec, generic_cpu
-from relax_fusion.workload import (
-    Atom,
-    Chain,
-    GatedFFN,
-    NormMatmul,
-    Packed,
-    Projection,
-)
+from relax_fusion.workload import Atom, Chain, GatedFFN, NormMatmul, Packed, Projection
 from relax_fusion.workload.roofline import slots_of
 
 from ..support.estimator_cases import AVX2, AVX512, GPU, ROWS, plans_of

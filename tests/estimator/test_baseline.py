@@ -31,11 +31,7 @@ def plan_of(words: str) -> TilePlan:
     family, tile, _, warps, _, stages, _, split = words.split()
     m, n, k = map(int, tile.split("x"))
     return TilePlan(
-        *(m, n, k),
-        split_k=int(split),
-        num_stages=int(stages),
-        num_warps=int(warps),
-        family=family,
+        *(m, n, k), split_k=int(split), num_stages=int(stages), num_warps=int(warps), family=family
     )
 
 

@@ -91,18 +91,8 @@ WRONG = [
     (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
-    (
-        replace(GOOD, family=DOTS),
-        PAIRS,
-        AVX512,
-        "2-core CPU has no instruction for 2 x bfloat",
-    ),
-    (
-        replace(GOOD, family=DOTS),
-        FLOAT,
-        WITH_DOTS,
-        "family 'dots' multiplies int8, uint8, bf",
-    ),
+    (replace(GOOD, family=DOTS), PAIRS, AVX512, "2-core CPU has no instruction for 2 x bfloat"),
+    (replace(GOOD, family=DOTS), FLOAT, WITH_DOTS, "family 'dots' multiplies int8, uint8, bf"),
     (
         replace(GOOD, family=DOTS),
         *(
@@ -122,12 +112,7 @@ WRONG = [
         replace(CpuPlan.of(GOOD), family="cpu_tiles", split_m=2),
         *(FLOAT, AVX512, "split_m is 2, family 'cpu_tiles' has 1"),
     ),
-    (
-        replace(GOOD, family="zzz"),
-        FLOAT,
-        AVX512,
-        "family is 'zzz', there is 'cuda' and 'gemv'",
-    ),
+    (replace(GOOD, family="zzz"), FLOAT, AVX512, "family is 'zzz', there is 'cuda' and 'gemv'"),
     (
         GOOD,
         attention(),

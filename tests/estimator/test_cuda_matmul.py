@@ -156,11 +156,7 @@ SENTENCES = [
         ALONE,
         "1 warp groups take 2 turns; must be 1 and 2, and k not split",
     ),
-    (
-        replace(SMALL, num_warps=12, turns=2),
-        ADDING,
-        "warp groups that take turns add no residual",
-    ),
+    (replace(SMALL, num_warps=12, turns=2), ADDING, "warp groups that take turns add no residual"),
     (
         replace(WIDE, block_m=192, block_n=136, groups_m=3, swapped=1, num_stages=2),
         ADDING,

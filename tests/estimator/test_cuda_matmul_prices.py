@@ -13,17 +13,7 @@ from relax_fusion.estimator.families.matmuls import NEXT_LAUNCH_S, NORM_S
 from relax_fusion.estimator.gpu_cost import LEAST_S
 from relax_fusion.workload import Projection
 
-from ..support.cuda_plans import (
-    ALONE,
-    FAMILY,
-    INTEGERS,
-    ROPE,
-    SMALL,
-    TF32,
-    WIDE,
-    plan,
-    rotated,
-)
+from ..support.cuda_plans import ALONE, FAMILY, INTEGERS, ROPE, SMALL, TF32, WIDE, plan, rotated
 from ..support.estimator_cases import GPU, norm_matmul, plans_of
 
 

@@ -82,16 +82,8 @@ SENTENCES = [
         norm_matmul(),
         "block_m is 16, its tile has 64 copies of 8 elements for 256 threads",
     ),
-    (
-        {"family": "other"},
-        norm_matmul(),
-        "family is 'other', there is 'cuda' and 'gemv'",
-    ),
-    (
-        {"family": "wgmma"},
-        attention(),
-        "family is 'wgmma', there is 'attention' and 'flash'",
-    ),
+    ({"family": "other"}, norm_matmul(), "family is 'other', there is 'cuda' and 'gemv'"),
+    ({"family": "wgmma"}, attention(), "family is 'wgmma', there is 'attention' and 'flash'"),
 ]
 
 

@@ -79,11 +79,7 @@ def test_rates_are_those_that_the_times_give() -> None:
         assert getattr(device, field) == pytest.approx(getattr(h200(), field), rel=0.1)
     for kernel, found in zip(every, rates, strict=True):
         before, after = (
-            root_mean_square(kernel.errors(*of))
-            for of in (
-                (kernel.rates, h200()),
-                (found, device),
-            )
+            root_mean_square(kernel.errors(*of)) for of in ((kernel.rates, h200()), (found, device))
         )
         assert before == pytest.approx(after, abs=0.005)
 

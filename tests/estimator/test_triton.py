@@ -130,7 +130,7 @@ ELSEWHERE = [
         norm_matmul(),
         "rtx3080",
         "needs 200704 B of shared memory, the RTX 3080 has 101376 B per block",
-    ),
+    )
 ]
 
 

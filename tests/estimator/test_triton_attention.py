@@ -69,11 +69,7 @@ SENTENCES = [
     ),
     (replace(POINTER, block_m=48), {}, "block_m is 48, triton needs a power of two >= 16"),
     (replace(POINTER, block_n=8), {}, "block_n is 8, triton needs a power of two >= 16"),
-    (
-        POINTER,
-        {"dims": (80, 80)},
-        "block_k is 64, a tile holds all 80 of head_dim, padded to 128",
-    ),
+    (POINTER, {"dims": (80, 80)}, "block_k is 64, a tile holds all 80 of head_dim, padded to 128"),
     (
         replace(POINTER, block_n=256, num_stages=8),
         {},

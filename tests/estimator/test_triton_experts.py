@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Choice, Problem, candidates, choose, violations
-from relax_fusion.estimator.families.triton_experts import (
-    ExpertPlan,
-    TritonExperts,
-    tiles_of,
-)
+from relax_fusion.estimator.families.triton_experts import ExpertPlan, TritonExperts, tiles_of
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate, Packed
 

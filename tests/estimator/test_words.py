@@ -30,11 +30,7 @@ def families(work, dev=AVX512):
 
 
 @pytest.mark.parametrize("dev", [AVX2, AVX512])
-@pytest.mark.parametrize(
-    "work",
-    [packed(), GATED],
-    ids=["projection", "gated"],
-)
+@pytest.mark.parametrize("work", [packed(), GATED], ids=["projection", "gated"])
 def test_few_rows_take_words_and_many_take_panels(work, dev):
     choice = choose(work, dev)
     assert isinstance(choice, Choice)

@@ -25,11 +25,7 @@ CASES = {
     "a diamond": (X, "a = R.exp(x); y = R.add(R.sin(a), R.multiply(a, R.cos(a)))", 1),
     "parts": (X, "s = R.split(R.exp(x), 2, axis=1); y = R.multiply(s[1], R.nn.silu(s[0]))", 1),
     "an item that is given": (f"p: R.Tuple({X[3:]}, {X[3:]})", "y = R.exp(R.negative(p[1]))", 1),
-    "in front of and behind a sum": (
-        X,
-        "y = R.sqrt(R.sum(R.multiply(x, R.exp(x)), axis=[1]))",
-        1,
-    ),
+    "in front of and behind a sum": (X, "y = R.sqrt(R.sum(R.multiply(x, R.exp(x)), axis=[1]))", 1),
     "in front of a softmax": (
         f"{X}, {ROWS}",
         "y = R.nn.softmax(R.add(R.multiply(x, R.const(2.0)), y))",

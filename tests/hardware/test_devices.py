@@ -155,11 +155,7 @@ BAD = [
     ("h200", {"warp_size": 0}, "warp_size is 0, must be > 0"),
     ("cpu", {"l3_cycles_per_byte": 1e308}, "l3_cycles_per_byte is 1e.308, must be 0 or 1e-30"),
     ("m1", {"wave_size": 24}, "wave_size is 24, must be a power of two"),
-    (
-        "m1",
-        {"smem_per_block_bytes": -1},
-        "smem_per_block_bytes is -1; must be greater",
-    ),
+    ("m1", {"smem_per_block_bytes": -1}, "smem_per_block_bytes is -1; must be greater"),
     ("h200", {"smem_per_block_bytes": 1 << 20}, "1048576 B of shared memory, more than the 233472"),
     ("h200", {"max_threads_per_block": 4096}, "4096 threads, more than the 2048"),
     ("h200", {"max_threads_per_sm": 2047}, "2047 is no multiple of the warp size 32"),

@@ -97,10 +97,7 @@ def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
 
 
 def test_plans_use_the_instructions_that_an_entry_names() -> None:
-    for dtype, families in (
-        ("float16", {"mma", "dot_products"}),
-        ("bfloat16", {*SCALAR_FAMILIES}),
-    ):
+    for dtype, families in (("float16", {"mma", "dot_products"}), ("bfloat16", {*SCALAR_FAMILIES})):
         work = NormMatmul(512, 1024, (Projection(1024, "nk"),), None, dtype, dtype)
         assert {plan.family for plan in candidates(work, ORIN, "tir")} == families
         languages = {family_of(plan).language for plan in candidates(work, ORIN, "triton")}

@@ -156,9 +156,7 @@ def test_no_spelling_of_a_projection_is_a_scalar_loop(name: str, dtype: str) -> 
 
 def test_what_a_kernel_of_ours_would_have_to_learn() -> None:
     """Known gaps: this test tells when one is closed."""
-    gaps = {
-        "symbolic_k": ("x[n,m] W[512,m]", NT + "y = R.matmul(x, t)"),
-    }
+    gaps = {"symbolic_k": ("x[n,m] W[512,m]", NT + "y = R.matmul(x, t)")}
     for name, (inputs, body) in gaps.items():
         chain = Chain("main", inputs, body, "y", dtype="float16")
         found, _ = left_to_tvm(module([chain]))

@@ -62,9 +62,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def compiled(exported: ExportedModel, path: Path) -> Path:
     pipeline = relax.get_pipeline(
-        "relax_fusion",
-        target=quick_host(),
-        variable_bounds={"seq_len": models.SHORT_SEQ_LEN},
+        "relax_fusion", target=quick_host(), variable_bounds={"seq_len": models.SHORT_SEQ_LEN}
     )
     quickly(exported.mod, pipeline).export_library(str(path), options=LIBRARIES)
     return path

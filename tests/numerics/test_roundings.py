@@ -177,13 +177,7 @@ def test_r10_rows_that_a_residual_is_added_to_are_not_rounded(run: Run) -> None:
     assert (sums == 4 + 2.0**-8).all()  # of 1.000476; of 1, to which it is rounded, it were 4
 
 
-MARKED = {
-    RMS_ADDED: "x_sum",
-    POST: "x_sum",
-    LAYER_ADDED: "x_sum",
-    CHAIN: "out0",
-    ADAPTED: "low0",
-}
+MARKED = {RMS_ADDED: "x_sum", POST: "x_sum", LAYER_ADDED: "x_sum", CHAIN: "out0", ADAPTED: "low0"}
 
 
 @pytest.mark.parametrize("work", [*MARKED, GATED_SILU, STEPS, ROTATED, ATTENTION])

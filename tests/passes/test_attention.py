@@ -9,15 +9,7 @@ from tvm import relax, tirx
 from relax_fusion import DynamicDim, Reason
 
 from ..support.chain_reference import evaluate
-from ..support.chains import (
-    HEADER,
-    Chain,
-    assert_declined,
-    compiled,
-    module,
-    outputs,
-    run_pass,
-)
+from ..support.chains import HEADER, Chain, assert_declined, compiled, module, outputs, run_pass
 
 PASS = "FuseAttentionChain"
 QKV = "q[2,5,4,8] k[2,7,4,8] v[2,7,4,8]"

@@ -138,10 +138,7 @@ CASES = [
         EARLIER + f"f = R.where(a, {const(0.0)}, R.const(1e999 - 1e999, 'float32'))\n"
         f"c = R.equal(f, {const(0.0)})",
     ),
-    Case(
-        "operands of two dtypes",
-        WIDE + 'e = R.astype(i, "float16"); c = R.less_equal(j, e)',
-    ),
+    Case("operands of two dtypes", WIDE + 'e = R.astype(i, "float16"); c = R.less_equal(j, e)'),
     Case(
         "positions from a half",
         'i0 = R.arange(0.5, 6.5, 1, "int32"); j0 = R.arange(0, 6, 1, "int32")\n'

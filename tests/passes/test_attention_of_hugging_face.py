@@ -277,11 +277,7 @@ class Operator(torch.nn.Module):
         self.is_causal = is_causal
 
     def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         call = torch.nn.functional.scaled_dot_product_attention

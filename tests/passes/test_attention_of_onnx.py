@@ -109,11 +109,7 @@ WRITTEN_OUT = [
     ),
     (
         "mask_of_bert",
-        [
-            node("Sub", "one m", "m0"),
-            node("Mul", "m0 lower", "m1"),
-            node("Add", "s1 m1", "s"),
-        ],
+        [node("Sub", "one m", "m0"), node("Mul", "m0 lower", "m1"), node("Add", "s1 m1", "s")],
         {"m": (FLOAT, [BATCH, 1, 1, LENGTH])},
         replace(BASE, bias_dims=PADDED),
         ("multiply", "subtract"),

@@ -8,13 +8,7 @@ from tvm import relax
 
 from relax_fusion import Projection
 
-from ..support.chains import (
-    Chain,
-    assert_numbers,
-    compiled,
-    module,
-    run_pass,
-)
+from ..support.chains import Chain, assert_numbers, compiled, module, run_pass
 
 PASS = "FuseMatmulEpilogue"
 

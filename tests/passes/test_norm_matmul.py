@@ -20,13 +20,7 @@ from relax_fusion import (
 )
 
 from ..support.cases import cases
-from ..support.chains import (
-    Chain,
-    assert_declined,
-    assert_untouched,
-    module,
-    run_pass,
-)
+from ..support.chains import Chain, assert_declined, assert_untouched, module, run_pass
 
 PASS = "FuseRMSNormMatmul"
 RMS = Norm("rms", 1e-5)

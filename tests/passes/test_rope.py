@@ -11,22 +11,8 @@ from relax_fusion.estimator import candidates, predict
 from relax_fusion.hardware.target import device_of
 
 from ..support.cases import cases
-from ..support.chains import (
-    Chain,
-    assert_numbers,
-    calls,
-    compiled,
-    fused,
-    module,
-    run_pass,
-)
-from ..support.rope_chains import (
-    MATMUL,
-    NORM_MATMUL,
-    WIDE,
-    H,
-    turn,
-)
+from ..support.chains import Chain, assert_numbers, calls, compiled, fused, module, run_pass
+from ..support.rope_chains import MATMUL, NORM_MATMUL, WIDE, H, turn
 
 
 def test_what_moved_the_heads_follows_the_kernel() -> None:

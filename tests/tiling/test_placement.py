@@ -8,13 +8,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.errors import TilingError
-from relax_fusion.tiling import (
-    Schedule,
-    expressions,
-    iteration_space,
-    parse,
-    place,
-)
+from relax_fusion.tiling import Schedule, expressions, iteration_space, parse, place
 from relax_fusion.workload import Attention
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Graph

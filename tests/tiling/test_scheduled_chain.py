@@ -11,13 +11,7 @@ import tvm
 
 from relax_fusion.compute.scheduled_chain import scheduled_chain
 from relax_fusion.errors import LoweringError
-from relax_fusion.tiling import (
-    Schedule,
-    expressions,
-    iteration_space,
-    parse,
-    place,
-)
+from relax_fusion.tiling import Schedule, expressions, iteration_space, parse, place
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Band, Graph

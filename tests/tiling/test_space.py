@@ -136,11 +136,7 @@ def _in_place(graph):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        (_packed, "B is packed"),
-        (_float64, "C is float64"),
-        (_in_place, "A is changed in place"),
-    ],
+    [(_packed, "B is packed"), (_float64, "C is float64"), (_in_place, "A is changed in place")],
 )
 def test_refused_tensors(change: Callable, message: str) -> None:
     with pytest.raises(TilingError, match=message):

@@ -131,8 +131,7 @@ def test_a_part_of_a_table_has_a_known_size(capfd):
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [pytest.param(torch.contiguous_format, marks=pytest.mark.slow), torch.channels_last],
+    "layout", [pytest.param(torch.contiguous_format, marks=pytest.mark.slow), torch.channels_last]
 )
 def test_an_image_of_symbolic_sizes_is_enlarged(layout):
     def function(x):

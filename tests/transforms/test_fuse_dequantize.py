@@ -59,11 +59,7 @@ KERNELS = {
         "z",
         ["permute_dims", "permute_dims", "astype", "matmul"],
     ),
-    "an activation": (
-        "a = R.nn.relu(q)\n" + FROM_A + Y,
-        "y",
-        ["nn.relu", "astype", "matmul"],
-    ),
+    "an activation": ("a = R.nn.relu(q)\n" + FROM_A + Y, "y", ["nn.relu", "astype", "matmul"]),
     "a matched activation": (
         "r = R.nn.relu(q)\na = R.match_cast(r, R.Tensor((32, 48), 'int8'))\n" + FROM_A + Y,
         "y",

@@ -211,9 +211,7 @@ DECLINED = {
     "the keys are read in between": {"between": lambda _, of: relax.op.add(of["keys"], of["keys"])},
     "something is changed in between": {"between": lambda _, of: overwritten(of)},
     "another call appends nothing": {"twice": True},
-    "the last key is not the new one": {
-        "work": replace(STEP, lengths=Lengths("int32", False, 0)),
-    },
+    "the last key is not the new one": {"work": replace(STEP, lengths=Lengths("int32", False, 0))},
     "more rows are appended than the queried one": {"rows": 3},
     "heads are in front of positions": {"work": replace(STEP, kv_layout="bnsh")},
     "there are several queries": {"work": replace(STEP, q_len=DynamicDim("q_len"))},

@@ -43,10 +43,7 @@ def plain(k: int, n: int, *steps: str) -> NormMatmul:
 
 GATE, UP = Projection(48, "nk", ("silu",)), Projection(48, "nk")
 EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
-    "norm": (
-        NORMED,
-        [Atom(2 * X, normalised=640), Atom(0, alone(Q), 10), Atom(0, alone(K), 10)],
-    ),
+    "norm": (NORMED, [Atom(2 * X, normalised=640), Atom(0, alone(Q), 10), Atom(0, alone(K), 10)]),
     "sum in front": (
         alone(K, norm=replace(RMS, residual=True)),
         [Atom(3 * X), Atom(2 * X, normalised=640), Atom(0, alone(K), 10)],
@@ -72,17 +69,11 @@ EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
     ),
     "chain": (
         CHAIN.chain,
-        [
-            Atom(0, plain(64, 16), 10, slots=4640),
-            Atom(0, plain(16, 32, "residual"), 10),
-        ],
+        [Atom(0, plain(64, 16), 10, slots=4640), Atom(0, plain(16, 32, "residual"), 10)],
     ),
     "batch": (
         replace(CHAIN, batch=3, inner=(), outer=()).chain,
-        [
-            Atom(0, plain(64, 16), 10, 3, "rule"),
-            Atom(0, plain(16, 32), 10, 3, "rule"),
-        ],
+        [Atom(0, plain(64, 16), 10, 3, "rule"), Atom(0, plain(16, 32), 10, 3, "rule")],
     ),
 }
 

@@ -68,7 +68,7 @@ def test_packed_weights_are_words_and_scales() -> None:
     assert [o.shape for o in columns] == [(12, 6), (3, 6)]
     awq = Packed(4, 128, None, axis=-2, across=True, turns=2).operands("w", (300, 24))
     assert [(o.name, o.shape) for o in awq] == [
-        *(("w", (300, 3)), ("w_scale", (3, 24)), ("w_zero", (3, 3))),
+        *(("w", (300, 3)), ("w_scale", (3, 24)), ("w_zero", (3, 3)))
     ]
     blocks = Packed(8, 128, 0, "int8", "float32", number="int8", lines=48)
     assert [o.shape for o in blocks.operands("w", (100, 129))] == [(100, 129), (3, 2)]

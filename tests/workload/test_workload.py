@@ -8,14 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from relax_fusion.errors import LoweringError
-from relax_fusion.workload import (
-    Attention,
-    DynamicDim,
-    Heads,
-    NormMatmul,
-    Projection,
-    Rope,
-)
+from relax_fusion.workload import Attention, DynamicDim, Heads, NormMatmul, Projection, Rope
 from relax_fusion.workload.json import from_json, to_json
 
 from ..support.estimator_cases import WORKLOADS

@@ -129,11 +129,7 @@ class Dequantiser:
             T.buffer_store(self.raw[self._dtype(run[0])], load.source[tuple(indices)], [to])
 
     def pairs(
-        self,
-        index: tirx.Expr,
-        line: tirx.Expr,
-        piece: tirx.Expr,
-        received: tirx.Expr | None = None,
+        self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr, received: tirx.Expr | None = None
     ) -> list[tirx.Expr]:
         """Emit what makes the elements of neighbours number `index`; return registers of `pairs`.
 

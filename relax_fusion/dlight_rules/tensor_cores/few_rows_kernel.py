@@ -159,12 +159,7 @@ class FewRowsKernel:
     """Emits one thread block, of rows that a norm may change first, into the open IR builder."""
 
     def __init__(
-        self,
-        plan: TilePlan,
-        product: Product,
-        norm: RowNorm | None,
-        place: Place,
-        launch: Launch,
+        self, plan: TilePlan, product: Product, norm: RowNorm | None, place: Place, launch: Launch
     ) -> None:
         """Allocate shared memory and registers, in the block that is open."""
         self.plan, self.product, self.norm = plan, product, norm

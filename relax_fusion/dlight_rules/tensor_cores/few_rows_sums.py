@@ -28,10 +28,7 @@ class WarpSums:
     """
 
     def __init__(
-        self,
-        kernel: FewRowsKernel | DequantisedRowsKernel,
-        shared: tirx.Var,
-        base: tirx.Expr,
+        self, kernel: FewRowsKernel | DequantisedRowsKernel, shared: tirx.Var, base: tirx.Expr
     ) -> None:
         """Allocate registers, in the block that is open."""
         self.kernel, self.shared, self.base = kernel, shared, base

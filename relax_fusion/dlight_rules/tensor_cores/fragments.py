@@ -87,10 +87,7 @@ def load_matrices(registers: tirx.Var, first: int, address: object, transposed: 
 
 
 def multiply(
-    types: Instructions,
-    sums: Sequence[tirx.Expr],
-    a: Sequence[tirx.Expr],
-    b: Sequence[tirx.Expr],
+    types: Instructions, sums: Sequence[tirx.Expr], a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]
 ) -> None:
     """Add the product of 16 rows and 8 columns to four sums."""
     T.evaluate(ptx[types.mma](*sums, *a, *b, *sums))

@@ -16,15 +16,7 @@ from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import T
 from .dequantised import DequantisedTile
-from .fragments import (
-    copy_async,
-    load_matrices,
-    local,
-    multiply,
-    ptx,
-    round_registers,
-    scratch,
-)
+from .fragments import copy_async, load_matrices, local, multiply, ptx, round_registers, scratch
 from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64, is_multiple, uint32
 from .weights import weights_of

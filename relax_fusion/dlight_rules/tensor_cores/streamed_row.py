@@ -22,12 +22,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_warp_sync
 
 from ...estimator.families.few_rows.packed import PackedPlan
-from ...estimator.families.few_rows.streamed import (
-    CHUNK,
-    FLUSH,
-    GROUP,
-    Streamed,
-)
+from ...estimator.families.few_rows.streamed import CHUNK, FLUSH, GROUP, Streamed
 from ...estimator.families.few_rows.tiles import MEMBERS, MMA_COLUMNS, SUM_BYTES
 from ...estimator.prediction import ceil_div
 from ...hardware import DeviceSpec

@@ -19,15 +19,7 @@ from ...workload import DTYPE_BYTES, ExpertMatmul
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
 from ..gpu_cost import Launch, Rates, predicted, price, price_step, resident_blocks
 from ..limits import SYSTEM_SMEM_BYTES
-from ..prediction import (
-    HALF_DTYPES,
-    Footprint,
-    Formula,
-    Prediction,
-    Step,
-    ceil_div,
-    in_a_row,
-)
+from ..prediction import HALF_DTYPES, Footprint, Formula, Prediction, Step, ceil_div, in_a_row
 from ..shape import Problem, Size, rows_at
 from ..tile_plan import TilePlan
 from .matmuls import group_clocks

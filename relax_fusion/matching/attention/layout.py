@@ -134,9 +134,7 @@ def _by_movements(
     return sorted(found, key=lambda at: (-moves(at), at.steps))
 
 
-def _combinations(
-    ranked: Sequence[list[Operand]],
-) -> Iterator[tuple[Operand, Operand, Operand]]:
+def _combinations(ranked: Sequence[list[Operand]]) -> Iterator[tuple[Operand, Operand, Operand]]:
     """Yield choices of query, key and value, those with the most movements absorbed first."""
     places = itertools.product(*(range(len(found)) for found in ranked))
     for i, j, k in sorted(places, key=lambda place: (sum(place), place)):

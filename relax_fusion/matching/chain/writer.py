@@ -12,14 +12,7 @@ from ...workload import DTYPE_BYTES, DynamicDim
 from ...workload.graph import Combine, Graph
 from ...workload.values import At, Const, Expr, Op, Read, Size, apply, axes_in
 from ..constants import scalar
-from ..pattern import (
-    BlockView,
-    KernelArg,
-    KernelOut,
-    PrimExpr,
-    Shape,
-    guard,
-)
+from ..pattern import BlockView, KernelArg, KernelOut, PrimExpr, Shape, guard
 from ..shapes import dtype_of, is_one, known_shape, product, same_shape, static
 from .graph import Formula, Operand, Statement, as_graph, flat, moved
 
@@ -239,12 +232,7 @@ class ChainWriter:
         return inner, factors[::-1]
 
     def _state(
-        self,
-        value: Expr,
-        axes: Sequence[str],
-        reduced: Sequence[str],
-        combine: Combine,
-        dtype: str,
+        self, value: Expr, axes: Sequence[str], reduced: Sequence[str], combine: Combine, dtype: str
     ) -> Read:
         """Add a statement; return an element of what it makes."""
         name = f"t{len(self.statements)}"

@@ -160,10 +160,7 @@ def _of_config(fields: Mapping[str, Any], exported: ExportedModel, device: str) 
     torch.manual_seed(0)
     with torch.device(device):
         made = kind.from_config(
-            config,
-            dtype=getattr(torch, exported.dtype),
-            attn_implementation="sdpa",
-            **options,
+            config, dtype=getattr(torch, exported.dtype), attn_implementation="sdpa", **options
         )
     return made.eval()
 

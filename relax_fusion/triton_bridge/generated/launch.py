@@ -13,12 +13,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 from tvm import ir, tirx
 
-from ...estimator.families.generated.plan import (
-    GeneratedPlan,
-    Launched,
-    launches,
-    many,
-)
+from ...estimator.families.generated.plan import GeneratedPlan, Launched, launches, many
 from ...hardware import DeviceSpec
 from ...launch.arguments import TensorMap, Workspace
 from ...workload import Chain, DynamicDim

@@ -79,10 +79,7 @@ class KernelText:
 
 
 def kernel_text(
-    graph: Graph,
-    schedule: Schedule,
-    sizes: Sizes | None = None,
-    means: Means = Means(),
+    graph: Graph, schedule: Schedule, sizes: Sizes | None = None, means: Means = Means()
 ) -> KernelText:
     """Return the Triton kernel that computes a graph as a schedule says.
 

@@ -17,15 +17,7 @@ from .attention_core import address, load_sinks, merge
 
 
 @triton.jit
-def attention_combine(
-    parts_ptr,
-    lse_ptr,
-    sinks_ptr,
-    out,
-    Q_LEN,
-    SPLITS,
-    C: tl.constexpr,
-):
+def attention_combine(parts_ptr, lse_ptr, sinks_ptr, out, Q_LEN, SPLITS, C: tl.constexpr):
     """Finish one row of one head.  Grid: ``(batch * heads * Q_LEN,)``.
 
     Parameters

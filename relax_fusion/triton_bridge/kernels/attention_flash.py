@@ -255,18 +255,7 @@ def store_rows(out, batch, head, acc, m_start, Q_LEN, FIRST: gl.constexpr, C: gl
 
 @gluon.jit
 def attention_flash(
-    q,
-    k,
-    v,
-    bias,
-    mask,
-    slopes_ptr,
-    sinks_ptr,
-    out,
-    BATCH,
-    Q_LEN,
-    KV_LEN,
-    C: gl.constexpr,
+    q, k, v, bias, mask, slopes_ptr, sinks_ptr, out, BATCH, Q_LEN, KV_LEN, C: gl.constexpr
 ):
     """Compute this program's tiles of 128 queries.  Grid: ``(min(tiles, SMs),)``, or any smaller.
 

@@ -68,17 +68,7 @@ def shared_results(scores, v, L: gl.constexpr, WIDTH: gl.constexpr):
 
 @gluon.jit
 def attention_groups(
-    q,
-    k,
-    v,
-    bias,
-    mask,
-    slopes_ptr,
-    sinks_ptr,
-    out,
-    Q_LEN,
-    KV_LEN,
-    C: gl.constexpr,
+    q, k, v, bias, mask, slopes_ptr, sinks_ptr, out, Q_LEN, KV_LEN, C: gl.constexpr
 ):
     """Compute `C.block_m` packed rows of one batch entry and kv head.
 

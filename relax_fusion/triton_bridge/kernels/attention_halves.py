@@ -125,17 +125,7 @@ def share_keys(
 
 @gluon.jit
 def attention_halves(
-    q,
-    k,
-    v,
-    bias,
-    mask,
-    slopes_ptr,
-    sinks_ptr,
-    out,
-    Q_LEN,
-    KV_LEN,
-    C: gl.constexpr,
+    q, k, v, bias, mask, slopes_ptr, sinks_ptr, out, Q_LEN, KV_LEN, C: gl.constexpr
 ):
     """Compute 64 rows of one head.  Grid: ``(batch, heads, ceil(Q_LEN / 64))``; 4 warps and 4 more.
 

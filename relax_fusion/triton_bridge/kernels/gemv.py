@@ -24,13 +24,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import affine, inverse_rms
-from .addresses import (
-    half_pointer,
-    load_in_range,
-    store_output,
-    tile_features,
-    weight_offsets,
-)
+from .addresses import half_pointer, load_in_range, store_output, tile_features, weight_offsets
 from .products import of_product
 
 

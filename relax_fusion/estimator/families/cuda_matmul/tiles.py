@@ -17,15 +17,7 @@ import pydantic
 
 from ....hardware.instructions import PIECE_BYTES, SLICE_BYTES
 from ....validation import Count
-from ....workload import (
-    DTYPE_BYTES,
-    INTEGER_DTYPES,
-    GatedFFN,
-    NormMatmul,
-    Packed,
-    Projection,
-    Rope,
-)
+from ....workload import DTYPE_BYTES, INTEGER_DTYPES, GatedFFN, NormMatmul, Packed, Projection, Rope
 from ...prediction import ceil_div
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches

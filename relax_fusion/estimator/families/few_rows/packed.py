@@ -55,13 +55,7 @@ BLOCK_COLUMNS = (16, 32, 48, 64, 128)
 BLOCK_WARPS = (4, 8, 16)
 """A thread block has so many warps, which take turns along k."""
 
-RATES = Rates(
-    feed=41.9,
-    latency_s=0.53e-6,
-    start_s=2.64e-6,
-    wave_s=0.264e-6,
-    out_s=19e-12,
-)
+RATES = Rates(feed=41.9, latency_s=0.53e-6, start_s=2.64e-6, wave_s=0.264e-6, out_s=19e-12)
 """What the kernel reaches."""
 
 UNPACKING, MULTIPLYING = 4.4, 0.33

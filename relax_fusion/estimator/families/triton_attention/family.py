@@ -211,13 +211,7 @@ def _plans(work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:
 def _plan(
     family: str, block: tuple[int, int, int], warps: int, stages: int, groups: int = 1
 ) -> AttentionPlan:
-    return AttentionPlan(
-        *block,
-        num_stages=stages,
-        num_warps=warps,
-        family=family,
-        groups=groups,
-    )
+    return AttentionPlan(*block, num_stages=stages, num_warps=warps, family=family, groups=groups)
 
 
 def _cut(whole: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:

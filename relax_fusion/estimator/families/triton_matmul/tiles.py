@@ -137,13 +137,7 @@ def triton_plan(
     family: str, block: tuple[int, int, int], warps: int, stages: int, split: int = 1
 ) -> TilePlan:
     """Return a plan of the Triton back end; `block` is ``(block_m, block_n, block_k)``."""
-    return TilePlan(
-        *block,
-        split_k=split,
-        num_stages=stages,
-        num_warps=warps,
-        family=family,
-    )
+    return TilePlan(*block, split_k=split, num_stages=stages, num_warps=warps, family=family)
 
 
 def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
