@@ -195,13 +195,7 @@ def _new_stage(out: Path) -> tuple[Path, int | None]:
 
 
 def _lock(directory: Path) -> int | None:
-    """Lock a directory; None if a living process has locked it, or it is gone.
-
-    Raises
-    ------
-    OSError
-        If it cannot be locked by anybody.
-    """
+    """Lock a directory; None if a living process has locked it, or it is gone."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

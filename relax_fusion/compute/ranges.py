@@ -85,13 +85,7 @@ def _body_over(first: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.Stmt:
 
 
 def _matching_sizes(ours: tirx.Var, theirs: tirx.Var) -> dict[tirx.Var, tirx.Var]:
-    """Pair the symbolic sizes of two parameters.
-
-    Raises
-    ------
-    LoweringError
-        If one is a buffer and the other is not, or they differ in dtype or in a size.
-    """
+    """Pair the symbolic sizes of two parameters."""
     buffers = [tirx.is_buffer_var(ours), tirx.is_buffer_var(theirs)]
     if not any(buffers):
         return {}

@@ -142,13 +142,7 @@ class _Check:
         return Unchecked(f"sizes are too large to compute: {', '.join(map(str, sizes))}")
 
     def _at(self, shrink: Shrink) -> str | None:
-        """Compare with static sizes as `shrink` leaves them; say what differs.
-
-        Raises
-        ------
-        Invalid
-            If they contradict each other, or too much would be computed.
-        """
+        """Compare with static sizes as `shrink` leaves them; say what differs."""
         valid, longest = 0, 0
         every = list(assignments(self.region, self.bounds))
         for number, symbols in enumerate(every):

@@ -232,13 +232,7 @@ def _sweep(target: Target | str | None, device: str | None) -> Sweep:
 
 
 def _begun(path: Path, sweep: Sweep, again: bool) -> DeviceFile:
-    """Return what a file has of the device, or a new one.
-
-    Raises
-    ------
-    TargetError
-        If the file is of another device, or none at all.
-    """
+    """Return what a file has of the device, or a new one."""
     base, kind = sweep.base, sweep.base.kind
     source: Source = "assumed" if kind == "cpu" or base.modelled_on else "from data sheet"
     rates = (n for n in (*RATES[kind], *ALIKE[kind]) if getattr(base, n) > 0)

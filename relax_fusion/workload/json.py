@@ -62,13 +62,7 @@ _BY_FIELDS = {frozenset(f.name for f in fields(t) if f.init): t for t in (*_PART
 
 
 def _graph(values: Any) -> Graph:
-    """Return the block graph of a chain.
-
-    Raises
-    ------
-    LoweringError
-        If it is none.
-    """
+    """Return the block graph of a chain."""
     try:
         graph = _decoded(values["statements"])
     except (GraphError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as err:
