@@ -104,8 +104,7 @@ class Region:
         dims: list[Any] = []
         for value in self._expressions():
             relax.analysis.post_order_visit(
-                value,
-                lambda e: dims.extend(e.ty.shape.values) if _is_table(e) else None,
+                value, lambda e: dims.extend(e.ty.shape.values) if _is_table(e) else None
             )
         return constants(dims)
 

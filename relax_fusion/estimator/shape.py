@@ -143,11 +143,6 @@ class MatmulShape:
         """Bytes per row of all that is read or written for each."""
         return self.x_row_bytes + self.out_row_bytes + self.side_row_bytes
 
-    @property
-    def unaligned(self) -> tuple[int, ...]:
-        """Columns of the weights whose rows of results are no multiples of 16 bytes."""
-        return tuple(n for n in self.n_parts if n * self.out_bytes % 16)
-
     def flops(self, rows: int) -> float:
         """Floating-point operations of the matmuls at `rows` rows."""
         return rows * self.row_flops

@@ -270,7 +270,7 @@ def read_exported(path: Path) -> ImportedModel:
 
 
 def _import_outputs(path: Path) -> None:
-    """Import what defines the outputs of a model of transformers: torch must know them to read it."""
+    """Import what defines the outputs of a model: torch must know them to read it."""
     with zipfile.ZipFile(path) as archive:
         graphs = [n for n in archive.namelist() if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
         found = {name.decode() for n in graphs for name in _OUTPUT.findall(archive.read(n))}

@@ -17,7 +17,7 @@ from ..matching.pattern import BlockView, Match, Refused
 from ..matching.rebuild import order, overwritten
 from ..matching.shapes import elsewhere
 from ..transforms.running import enter
-from ..workload import GatedFFN, NormMatmul, Workload
+from ..workload import GatedFFN, NormMatmul
 from .options import FuseOptions
 from .record import Record
 from .selection import Proposal, Selection, select
@@ -50,10 +50,6 @@ class Setting:
     target: Target
     device: DeviceSpec
     checker: Checker = field(default_factory=Checker)
-
-    def plans_of(self, pattern: str, work: Workload) -> object:
-        """Return the user's plans for a workload, if there are any."""
-        return self.options.plans.get(work.key) or self.options.plans.get(pattern)
 
 
 class Round:
@@ -129,7 +125,7 @@ class Round:
         """Ask the estimator about a proposal."""
         setting, match, name = self.setting, self._permitted(proposal.match), proposal.pattern
         work, options = match.workload, setting.options
-        plans = setting.plans_of(name, work)
+        plans = options.plans.get(work.key) or options.plans.get(name)
         if work.key in options.disable and plans is None:
             return Decline(Reason.SCHEDULE, f"the workload {work.key} is disabled")
         tensors = [a.expr for a in match.args] + [o.var for o in match.outs]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from .dims import Dim
 from .graph import Graph
-from .roofline import Sizes, distinct_bytes, flops_by_product, matmul_flops
+from .roofline import Sizes, distinct_bytes, matmul_flops
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,6 @@ class Described:
             Sizes of the dynamic dimensions, under their names in the graph; others are ignored.
         """
         return float(self._at(matmul_flops, sizes))
-
-    def flops_by_product(self, **sizes: int) -> dict[str, float]:
-        """Return the floating-point operations of each matmul, by its name in the graph."""
-        return dict(self._at(flops_by_product, sizes))
 
     def bytes(self, **sizes: int) -> dict[str, int]:
         """Return the bytes of every operand and result, each element counted once.

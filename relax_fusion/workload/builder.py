@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from typing import Any
 
 from .dims import Dim
@@ -64,8 +65,9 @@ class GraphBuilder:
         self._blocks.append(Block(name, tuple(map(at, axes)), tuple(axes), value))
         return Handle(name)
 
-    def sum(
+    def reduce(
         self,
+        combine: Any,
         name: str,
         axes: Sequence[Axis],
         reduced: Sequence[Axis],
@@ -73,20 +75,14 @@ class GraphBuilder:
         dtype: str = "float32",
         **how: Any,
     ) -> Handle:
-        """Add sums over `reduced`; `how` are further fields of `Block`."""
-        return self._reduce("sum", name, (axes, reduced), value, dtype, how)
+        """Add sums or maxima over `reduced`; `how` are further fields of `Block`."""
+        self._make(name, axes, dtype)
+        block = Block(name, tuple(map(at, axes)), tuple(axes), value, tuple(reduced), combine)
+        self._blocks.append(replace(block, **how))
+        return Handle(name)
 
-    def max(
-        self,
-        name: str,
-        axes: Sequence[Axis],
-        reduced: Sequence[Axis],
-        value: Expr,
-        dtype: str = "float32",
-        **how: Any,
-    ) -> Handle:
-        """Add maxima over `reduced`; `how` are further fields of `Block`."""
-        return self._reduce("max", name, (axes, reduced), value, dtype, how)
+    sum = partialmethod(reduce, "sum")
+    max = partialmethod(reduce, "max")
 
     def tensor(self, name: str, shape: Sequence[Dim], dtype: str) -> Handle:
         """Add a tensor whose parts are made by `part`."""
@@ -117,18 +113,3 @@ class GraphBuilder:
     def _add(self, tensor: Tensor) -> Handle:
         self._tensors.append(tensor)
         return Handle(tensor.name)
-
-    def _reduce(
-        self,
-        combine: Any,
-        name: str,
-        loops: tuple[Sequence[Axis], Sequence[Axis]],
-        value: Expr,
-        dtype: str,
-        how: dict[str, Any],
-    ) -> Handle:
-        axes, reduced = loops
-        self._make(name, axes, dtype)
-        block = Block(name, tuple(map(at, axes)), tuple(axes), value, tuple(reduced), combine)
-        self._blocks.append(replace(block, **how))
-        return Handle(name)

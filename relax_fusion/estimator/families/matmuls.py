@@ -278,7 +278,8 @@ def _copy_s(shape: MatmulShape, dev: DeviceSpec) -> float:
 def _unaligned_s(tile: Tile, shape: MatmulShape, dev: DeviceSpec) -> Any:
     """Return what the stores of a row of results take where it is no multiple of 16 bytes."""
     most = VECTOR_LOAD_BYTES // shape.out_bytes
-    stores = sum(n // power_dividing(n, most) for n in shape.unaligned)
+    parts = (n for n in shape.n_parts if n * shape.out_bytes % 16)
+    stores = sum(n // power_dividing(n, most) for n in parts)
     each = UNALIGNED_STORES_PER_CLOCK * dev.clock_hz * dev.sm_count
     return np.where(tile.aligned, 0.0, stores / each)
 

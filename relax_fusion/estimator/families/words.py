@@ -72,11 +72,6 @@ class WordVectors:
         return self.form.words(self.k)
 
     @property
-    def column_bytes(self) -> int:
-        """From the words of a column to those of the next."""
-        return self.words * STORED_BYTES[self.form.word]
-
-    @property
     def groups(self) -> int:
         """Scales along k."""
         return ceil_div(self.k, self.form.group)
@@ -197,7 +192,7 @@ def _predict(plan: TilePlan, foot: Footprint, problem: MatmulProblem, size: Size
     step += max(0, live - dev.vector_registers) * SPILL_CYCLES
     sums = plan.reg_m * columns * plan.lanes * SUM_CYCLES_PER_LANE
     tile = vectors.chunks * step + sums + TILE_CYCLES
-    in_page = min(plan.reg_n, PAGE_BYTES / vectors.column_bytes)
+    in_page = min(plan.reg_n, PAGE_BYTES / (vectors.words * STORED_BYTES[vectors.form.word]))
     crowding = max(1.0, columns / COLUMNS, in_page / COLUMNS_OF_PAGE)
     read = shape.weight_bytes / shape.n * plan.reg_n * dev.l3_cycles_per_byte * crowding
     tall = ceil_div(rows, plan.reg_m)

@@ -15,7 +15,7 @@ from ..pattern import BlockView, PrimExpr, Refused, guard
 from ..shapes import known_shape, same_shape, shape_of, static
 from .operands import Operand, operand, packed
 from .score_operators import scores_of
-from .scores import Addend, Scores
+from .scores import Addend, Scores, Shift
 from .softmax import softmax_of
 
 NAMES = ("the query", "the key", "the value", "the result")
@@ -143,7 +143,7 @@ def _written_out(view: BlockView, var: relax.Var) -> AttentionChain | None:
     if scores.problem is not None:
         raise Refused(scores.problem.reason, scores.problem.detail)
     guard(
-        softmax.sinks is None or not scores.shifted,
+        softmax.sinks is None or not any(isinstance(step, Shift) for step in scores.steps),
         Reason.ATTRIBUTE,
         "the maximum of the scores is taken off before a sink is added",
     )

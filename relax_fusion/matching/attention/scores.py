@@ -89,11 +89,6 @@ class Scores:
     floor: float = -INFINITE
     problem: Decline | None = None
 
-    @property
-    def shifted(self) -> bool:
-        """Whether the largest score of a row is subtracted."""
-        return any(isinstance(step, Shift) for step in self.steps)
-
     def after(self, step: Step, expr: relax.Expr) -> Scores:
         """Go on with an operand of the operator at hand, to whose elements it does `step`."""
         return replace(self.inside(expr), steps=(step, *self.steps))
