@@ -1,4 +1,4 @@
-"""What kernels add to the time of a whole model, in which they run one after the other.
+"""What kernels, and collectives between GPUs, add to the time of a whole model.
 
 A price is that of a kernel by itself, with its launch, after a pause.  In a CUDA graph launches
 overlap what runs, kernels ask for their weights while others end, and tensor cores that multiply
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..hardware import DeviceSpec
 from .baseline import start_s
@@ -19,6 +20,10 @@ EARLY_S = 0.9e-6
 """Behind another kernel in a CUDA graph, one adds so much less than its price without the launch:
 it begins while that one ends.  Fitted to whole models on an H200 (`2026-11-29-judge_models.md`);
 assumed elsewhere."""
+
+ALL_REDUCES = ((8 << 10, 12.7e-6), (128 << 10, 15.7e-6), (2 << 20, 30e-6), (32 << 20, 147e-6))
+"""Bytes of a worker, and seconds of an all-reduce by NCCL, in float16 between two H200s: each is
+launched by the host by itself."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,19 @@ def other_s(moved: float, compute_s: float, dev: DeviceSpec) -> float:
     memory_s = moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     least = LEAST_S if dev.kind == "gpu" else 0.0
     return start_s(dev) + max(memory_s, compute_s, least)
+
+
+def all_reduce(moved: float, dev: DeviceSpec) -> Prediction | None:
+    """Predict an all-reduce of so many bytes between GPUs that are linked as `ALL_REDUCES`' were.
+
+    Between these sizes, and beyond the last, it is linear in the bytes; an all-gather takes no
+    longer than one of what it receives.  None for CPUs, between which none was timed.
+    """
+    if dev.kind != "gpu":
+        return None
+    first, *_ = ALL_REDUCES
+    seconds = first[1]
+    for (less, least), (more, most) in pairwise(ALL_REDUCES):
+        if moved > less:
+            seconds = least + (moved - less) * (most - least) / (more - less)
+    return Prediction(seconds, moved, 0.0, 1, "latency" if moved < ALL_REDUCES[2][0] else "dram")

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from ..errors import Decline, RelaxFusionError
 from ..estimator import AttentionSize, Prediction, Size, choose, predict
 from ..estimator.baseline import predict_apart
-from ..estimator.collectives import all_reduce
 from ..estimator.family import Backend
 from ..estimator.prediction import DRAM_EFFICIENCY
-from ..estimator.sequence import Part, added_s
+from ..estimator.sequence import Part, added_s, all_reduce
 from ..estimator.shape import dtypes_of
 from ..estimator.tile_plan import PlanTable
 from ..hardware import DeviceSpec

@@ -16,8 +16,7 @@ from ..matching.places import MOVES, moved_place
 from ..matching.shapes import dtype_of, elsewhere, product, same_shape, shape_of
 from ..report.decision import Decision
 from .modules import with_kernels
-from .routing_kernel import STAGES, RoutingKernel, number_of
-from .routing_values import ARITHMETIC, FUNCTIONS, sizes
+from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, number_of, sizes
 
 MOST_EXPERTS = 1024
 """The most elements of a row: each is compared with every other."""
@@ -88,12 +87,10 @@ def _is_step(view: BlockView, var: relax.Var) -> bool:
     if name in MOVES:
         rows = tuple(tirx.Var("i", "int64") for _ in shape)
         return shape_of(value.args[0]) is not None and moved_place(value, rows) is not None
-    if name == "relax.nn.softmax":
+    if name in ("relax.nn.softmax", "relax.gather_elements"):
         return int(value.attrs.axis) % rank == rank - 1
     if name == "relax.sum":
         return _sums_rows(value) and "float" in dtype_of(var)
-    if name == "relax.gather_elements":
-        return int(value.attrs.axis) % rank == rank - 1
     if name == "relax.scatter_elements":
         return _marks(view, value)
     return all(shape_of(a) is not None for a in value.args if isinstance(a.ty, relax.TensorType))
@@ -108,15 +105,9 @@ def _is_choice(call: relax.Call) -> bool:
     if shape is None or len(shape) < 2 or not _is_small(shape):
         return False
     last = int(attrs.axis) % len(shape) == len(shape) - 1
-    k = int(attrs.k)
     floats = dtype_of(call.args[0]) in ("float32", "float16", "bfloat16")
-    return (
-        last
-        and floats
-        and attrs.ret_type == "both"
-        and bool(attrs.largest)
-        and 0 < k <= int(shape[-1])
-    )
+    largest = attrs.ret_type == "both" and bool(attrs.largest)
+    return last and floats and largest and 0 < int(attrs.k) <= int(shape[-1])
 
 
 def _sums_rows(call: relax.Call) -> bool:

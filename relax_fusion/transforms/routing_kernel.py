@@ -1,21 +1,101 @@
-"""The tensor expressions of a choice of experts."""
+"""The tensor expressions of a choice of experts, and of functions of elements around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tvm import relax, te, tirx
 
+from ..compute.activations import ACCUMULATE, activate
 from ..matching.pattern import BlockView, is_call
-from ..matching.places import MOVES, Place
-from ..matching.shapes import dtype_of
+from ..matching.places import MOVES, Place, moved_place
+from ..matching.shapes import dtype_of, is_one, shape_of
 from ..tvm_ir import GenericConst
-from .routing_values import Formula, sizes
 
 STAGES = ("relax.nn.softmax", "relax.sum", "relax.gather_elements", "relax.scatter_elements")
 """Steps that look at whole rows, beside ``topk``."""
+
+Element: TypeAlias = Callable[[relax.Expr, Place], tirx.Expr]
+"""Returns an element of a tensor that is not computed here."""
+
+ARITHMETIC: dict[str, Callable[..., tirx.Expr]] = {
+    "relax.add": lambda x, y: x + y,
+    "relax.subtract": lambda x, y: x - y,
+    "relax.multiply": lambda x, y: x * y,
+    "relax.divide": tirx.div,
+    "relax.maximum": tirx.max,
+    "relax.minimum": tirx.min,
+}
+FUNCTIONS = {
+    "relax.sigmoid": "sigmoid",
+    "relax.tanh": "tanh",
+    "relax.nn.silu": "silu",
+    "relax.nn.gelu": "gelu",
+    "relax.nn.gelu_tanh": "gelu_tanh",
+    "relax.nn.relu": "relu",
+}
+
+
+def sizes(expr: relax.Expr) -> list[Any]:
+    """Return the sizes of a tensor of known rank."""
+    return list(shape_of(expr) or ())
+
+
+class Formula:
+    """The elements of what is computed of a tensor.
+
+    Parameters
+    ----------
+    view : BlockView
+        The block.
+    inside : collection of relax.Var
+        What is computed here.
+    leaf : callable
+        Returns an element of anything else.
+    """
+
+    def __init__(self, view: BlockView, inside: Sequence[relax.Var], leaf: Element):
+        self.view, self.inside, self.leaf = view, {hash(v) for v in inside}, leaf
+
+    def at(self, expr: relax.Expr, place: Place) -> tirx.Expr:
+        """Return an element."""
+        if isinstance(expr, GenericConst) and not expr.ty.shape:
+            return tirx.const(expr.value.numpy().item(), dtype_of(expr))
+        if hash(expr) not in self.inside:
+            return self.leaf(expr, place)
+        value = self.view.defs[expr]
+        name, args = value.op.name, value.args
+        if name in ARITHMETIC:
+            return ARITHMETIC[name](*(self._broadcast(a, place) for a in args))
+        if name in MOVES:
+            moved = moved_place(value, place)
+            assert moved is not None, "refused by `_is_step`"
+            return self.at(args[0], moved)
+        if name == "relax.where":
+            chosen, this, other = (self._broadcast(a, place) for a in args)
+            return tirx.Select(chosen, this, other)
+        if name == "relax.full_like":
+            return self.at(args[1], ())
+        return _function(value, self.at(args[0], place))
+
+    def _broadcast(self, expr: relax.Expr, place: Place) -> tirx.Expr:
+        shape = sizes(expr)
+        zero = tirx.IntImm("int64", 0)
+        behind = place[len(place) - len(shape) :]
+        at = tuple(zero if is_one(d) else p for d, p in zip(shape, behind, strict=True))
+        return self.at(expr, at)
+
+
+def _function(call: relax.Call, x: tirx.Expr) -> tirx.Expr:
+    """Return a function of one element, in float32 if it is an activation."""
+    name, dtype = call.op.name, dtype_of(call)
+    if name in ("relax.bitwise_not", "relax.logical_not"):
+        return tirx.Not(x)
+    if name == "relax.astype":
+        return x != tirx.const(0, str(x.ty.dtype)) if dtype == "bool" else x.astype(dtype)
+    return activate(FUNCTIONS[name], x.astype(ACCUMULATE)).astype(dtype)
 
 
 class Region(Protocol):
@@ -103,17 +183,17 @@ class RoutingKernel:
     def _softmax(self, var: relax.Var, call: relax.Call) -> te.Tensor:
         source, shape = call.args[0], sizes(var)
 
-        def reduced(made: Any, value: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-            def element(*at: tirx.Var) -> tirx.Expr:
-                axis, x = self._row(source, at)
-                return made(value(x, at), axis)
+        def largest(*at: tirx.Var) -> tirx.Expr:
+            axis, x = self._row(source, at)
+            return te.max(x, axis)
 
-            return element
+        top = self._stage(var, "top", shape[:-1], largest)
 
-        top = self._stage(var, "top", shape[:-1], reduced(te.max, lambda x, _: x))
-        total = self._stage(
-            var, "total", shape[:-1], reduced(te.sum, lambda x, at: te.exp(x - top(*at)))
-        )
+        def summed(*at: tirx.Var) -> tirx.Expr:
+            axis, x = self._row(source, at)
+            return te.sum(te.exp(x - top(*at)), axis)
+
+        total = self._stage(var, "total", shape[:-1], summed)
 
         def share(*at: tirx.Var) -> tirx.Expr:
             x = self.formula.at(source, at).astype("float32")

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from relax_fusion import make_target
-from relax_fusion.estimator.collectives import ALL_REDUCES, all_reduce
+from relax_fusion.estimator.sequence import ALL_REDUCES, all_reduce
 from relax_fusion.hardware import DEVICES
 from relax_fusion.models import export
 from relax_fusion.report.costs import function_cost

@@ -9,8 +9,7 @@ import pytest
 
 from relax_fusion import make_target
 from relax_fusion.estimator import AttentionSize
-from relax_fusion.estimator.collectives import all_reduce
-from relax_fusion.estimator.sequence import EARLY_S
+from relax_fusion.estimator.sequence import EARLY_S, all_reduce
 from relax_fusion.hardware import device
 from relax_fusion.models import config_from_dict, export
 from relax_fusion.report import calls
