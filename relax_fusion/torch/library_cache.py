@@ -39,12 +39,10 @@ class LibraryCache:
     ----------
     device : torch.device
         Where their code runs.
-    directory : Path, optional
-        Made when first written to; ``torch`` in the cache of the user by default.
     """
 
-    def __init__(self, device: torch.device, directory: Path | None = None):
-        self.directory = directory or user_cache_directory() / "torch"
+    def __init__(self, device: torch.device):
+        self.directory = user_cache_directory() / "torch"  # made when first written to
         self._device = device
 
     def get(self, key: str, module: GraphModule) -> tuple[GraphRecord, list[Any]] | None:
