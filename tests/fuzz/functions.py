@@ -11,6 +11,7 @@ from relax_fusion.matching.shapes import dtype_of
 
 from .attentions import attention, bare
 from .bindings import Function
+from .experts import by_expert
 from .feed_forward import MOTIFS, Motif, activation, bias, gated, linear, norm, project, residual
 from .models import mutated
 from .rotations import rotated_heads
@@ -36,6 +37,8 @@ def written(w: Writer) -> list[relax.Var]:
     what = w.rng.random()
     if what < 0.15:
         return [bare(w)]
+    if what > 0.95:
+        return [by_expert(w)]
     rank = w.pick(2, 3, 3, 3, 4)
     leading = [w.symbol(n) if w.chance(40) else w.pick(*LENGTHS) for n in ("b", "s", "u")]
     x = w.param([*leading[: rank - 1], w.pick(*WIDTHS)])
