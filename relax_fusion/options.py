@@ -67,14 +67,21 @@ def optional_passes() -> list[str]:
     return [*CANONICAL, *PATTERNS, *_OTHERS]
 
 
-def _known_pass(name: str) -> str:
+def known_pass(name: str) -> str:
+    """Return what can be left out: the name of a pass, or the key of a workload.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
     if name not in optional_passes() and not _KEY.fullmatch(name):
-        known = ", ".join([*CANONICAL, *PATTERNS])
+        known = ", ".join([*CANONICAL, "RouteExperts", *PATTERNS])
         raise ValueError(f"must be one of {known}, or a workload key (8 hex digits)")
     return name
 
 
-PassName = Annotated[str, AfterValidator(_known_pass)]
+PassName = Annotated[str, AfterValidator(known_pass)]
 Identifier = Annotated[str, _demand(str.isidentifier, "must be an identifier")]
 Unavailable = Annotated[
     bool, _demand(lambda wanted: not wanted, "must be False: TVM's wheels lack these kernels")

@@ -27,16 +27,9 @@ MODELS = (
     *("demo-llama", "demo-gpt2"),
 )
 PASSES = (
-    *("MendImports", "MergeDuplicates", "MultiplyConvolutions", "MoveReshapes", "MoveTransposes"),
-    *(
-        "RecogniseOperators",
-        "PadRotations",
-        "MoveSlices",
-        "SplitProjections",
-        "MoveNorms",
-        "SimplifyAlgebra",
-        "FuseNormRotation",
-    ),
+    *("MendImports", "MergeDuplicates", "MultiplyBytes", "MultiplyConvolutions", "MoveReshapes"),
+    *("MoveTransposes", "RecogniseOperators", "PadRotations", "MoveSlices", "SplitProjections"),
+    *("MoveNorms", "SimplifyAlgebra", "FuseNormRotation", "RouteExperts"),
     *("FuseAdapters", "FuseChains", "FuseExperts", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),
 )
@@ -58,6 +51,16 @@ def target(name: str) -> Target:
             return make_target(name)
     except TargetError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def pass_name(name: str) -> str:
+    """Read the name of a pass, or the key of a workload."""
+    from ..options import known_pass  # TVM, which help need not wait for
+
+    try:
+        return known_pass(name)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(f"{shown(name)} {err}") from err
 
 
 class Named(argparse.Action):

@@ -14,6 +14,7 @@ from ..models.threads import use_all_cores
 from ..report.tables import table
 from ..tuning.rates import LAUNCHES
 from ..tuning.sweep import calibrate
+from .artifact import check_written
 from .console import CliError, Console
 
 
@@ -21,6 +22,8 @@ def calibrate_command(args: argparse.Namespace, console: Console) -> int:
     """Measure, and print the rates and how far predictions are off."""
     if not args.output.endswith(".json"):
         raise CliError(f"{args.output}: a device file must end in .json, as --target knows it", 2)
+    check_written({"--output": args.output})
+    console.load()
     use_all_cores()
     found = calibrate(
         Path(args.output),

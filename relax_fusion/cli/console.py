@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -13,6 +14,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..validation import json_text, printable
+
+BUSY = 0.5
+"""The load average for each processor from which on a machine is called busy."""
 
 
 class CliError(Exception):
@@ -71,6 +75,16 @@ class Console:
         """Print a warning, also where progress is left out."""
         line = " ".join(text.split())
         tell(f"relax-fusion: warning: {line}")
+
+    def load(self) -> float:
+        """Return the load average; warn, before times are measured, where it is that of others."""
+        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        if load > BUSY * processors:
+            self.warn(
+                f"the machine is busy: its load average is {load:.1f}, and it has {processors} "
+                "processors; times will be longer than they need to be, and differ"
+            )
+        return load
 
 
 def tell(line: str) -> None:

@@ -16,6 +16,7 @@ from .argument_types import (
     Named,
     bound,
     names,
+    pass_name,
     path,
     positive,
     target,
@@ -196,10 +197,11 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",
         action="append",
-        choices=PASSES,
+        type=pass_name,
         default=[],
         metavar="PASS",
-        help=f"leave out a pass; can be repeated: {', '.join(PASSES)}",
+        help="leave out a pass, or what a report names by a key of 8 digits; can be repeated: "
+        f"{', '.join(PASSES)}",
     )
     add_flag(
         parser,

@@ -21,6 +21,8 @@ def tune_command(args: argparse.Namespace, console: Console) -> int:
     console.step(f"exporting {source.name}")
     model = source.model(args)
     console.step(f"looking for chains to measure for {device.description}")
+    if args.rpc is None:
+        console.load()
     told = pipeline_options(args)
     tuning = guarded(
         lambda: tune(

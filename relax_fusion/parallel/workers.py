@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import pickle
 import signal
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
+from types import FunctionType
 from typing import Any, Literal
 
 from ..errors import RelaxFusionError
@@ -47,6 +49,19 @@ class WorkerError(RelaxFusionError, RuntimeError):
     def __init__(self, text: str, worker: int, trace: str = "") -> None:
         super().__init__(text)
         self.worker, self.trace = worker, trace
+
+
+class _Sent(pickle.Pickler):
+    """Pickles what is sent to processes, which do not run the script that sends it."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
+            raise WorkerError(
+                f"{value.__qualname__} is defined in the script that runs, which workers that are "
+                "processes do not import; define it in a module",
+                -1,
+            )
+        return NotImplemented
 
 
 class Workers:
@@ -146,18 +161,21 @@ class Workers:
         Parameters
         ----------
         function : callable
-            Of a module that workers can import.  It is called with the `Worker` and `args`.
+            Of a module that workers can import; threads take those of the script, too.  It is
+            called with the `Worker` and `args`.
         *args : Any
             What can be pickled.
 
         Raises
         ------
         WorkerError
-            If it raises on a worker, or one ends.  All workers are ended then.
+            If it raises on a worker, or one ends; all workers are ended then.  If it is of the
+            script that runs, and workers are processes.
         """
-        call = pickle.dumps((function, args))
+        sent = io.BytesIO()
+        (_Sent if self._processes else pickle.Pickler)(sent).dump((function, args))
         with self._turn:
-            return self._called(call)
+            return self._called(sent.getvalue())
 
     def _called(self, call: bytes) -> list[Any]:
         if self._ended:

@@ -224,7 +224,7 @@ def _sweep(target: Target | str | None, device: str | None) -> Sweep:
     if not (is_cpu(found) or is_cuda(found)):
         raise TuningError(f"target {found.kind.name}: only CPUs (llvm) and cuda are calibrated")
     if device is not None and (device == "cpu") != is_cpu(found):
-        raise TuningError(f"device {device!r} is none of target {found.kind.name}")
+        raise TuningError(f"device is {device!r}, but the target is of kind {found.kind.name}")
     if not tvm.device("cpu" if is_cpu(found) else "cuda").exist:
         raise TuningError("target cuda: no such device on this machine")
     where, spec = open_device(found, None), device_of(found)

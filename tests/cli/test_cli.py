@@ -16,12 +16,14 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from relax_fusion import dequantize, models, quantize
+from relax_fusion.canonical import CANONICAL
+from relax_fusion.cli import argument_types, console, explain, main, parser
 from relax_fusion.cli import compile as compile_module
-from relax_fusion.cli import explain, main, parser
 from relax_fusion.cli.model_arguments import asked
 from relax_fusion.cli.run import _generate
 from relax_fusion.hardware import target
 from relax_fusion.models import zoo
+from relax_fusion.passes import PATTERNS
 from relax_fusion.transforms.whole_graph import RUN_OR_CAPTURE
 
 from ..support.commands import CONFIG, POSITIONS, checkpoint_tensors, links, short, write_json
@@ -314,6 +316,19 @@ def test_what_others_print_is_no_result(capsys, monkeypatch):
     )
     assert main(["explain", "gpt2", "--target", "rocm", "--json"]) == 0
     assert capsys.readouterr().out == "{}\n"
+
+
+def test_all_fusing_passes_can_be_disabled():
+    assert (*CANONICAL, "RouteExperts", *PATTERNS) == argument_types.PASSES
+    given = ["explain", "gpt2", "--disable", "LayOutWeights", "--disable", "0123abcd"]
+    assert parser.make_parser().parse_args(given).disable == ["LayOutWeights", "0123abcd"]
+
+
+@pytest.mark.parametrize("load, warns", [(0.0, 0), (1e3, 1)])
+def test_a_busy_machine_is_told(capsys, monkeypatch, load, warns):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert console.Console().load() == load
+    assert capsys.readouterr().err.count("warning: the machine is busy") == warns
 
 
 def test_options_that_change_what_is_compiled_are_told() -> None:

@@ -51,6 +51,15 @@ def test_results_are_in_order_of_the_workers(three: Workers) -> None:
     assert three.call(functions.rank_times, 10) == [0, 10, 20]
 
 
+def test_processes_do_not_get_what_the_script_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Workers(1) as workers:
+        monkeypatch.setattr(functions.rank_times, "__module__", "__main__")
+        with pytest.raises(WorkerError, match="rank_times is defined in the script that runs"):
+            workers.call(functions.rank_times, 10)
+        monkeypatch.undo()
+        assert workers.call(functions.rank_times, 10) == [0]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("kind", range(5))
 def test_all_reduce(three: Workers, kind: int, dtype: str) -> None:

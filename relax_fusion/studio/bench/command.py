@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,9 +38,6 @@ from .results import Results
 from .subject import Subject, sizes_of
 from .torch_peers import MODES, TorchPeers
 
-BUSY = 0.5
-"""The load average for each processor from which on a machine is called busy."""
-
 
 def bench_command(args: argparse.Namespace, console: Console) -> int:
     """Measure what a directory holds, or what a model is compiled to."""
@@ -49,12 +45,7 @@ def bench_command(args: argparse.Namespace, console: Console) -> int:
     files = {"--json": args.json, "--html": args.html}
     check_written(files, args.source, args.database, stdout=("--json",))
     with tempfile.TemporaryDirectory(prefix="relax-fusion-bench-") as folder:
-        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
-        if load > BUSY * processors:
-            console.warn(
-                f"the machine is busy: its load average is {load:.1f}, and it has {processors} "
-                "processors; times will be longer than they need to be, and differ"
-            )
+        load = console.load()
         results = Results(_subject(args, Path(folder), console), load)
         if args.html is not None or not args.no_kernels:
             results.subject.compilation.fact("source")  # a damaged report is told at once
