@@ -118,7 +118,8 @@ def run(
     `far`: queries that see no key give NaN, as the graph may have any number there.
     """
     kernels = {d.kernel: kernel(d.workload, far) for d in decisions if d.workload and d.kernel}
-    own = {number for d in decisions if d.workload for number in numbers_of(d.workload)}
+    made = (d.workload for d in decisions if d.fused and d.workload)
+    own = {number for work in made for number in numbers_of(work)}
     constant = {"constant": partial(as_meant, own=own)} if meant else {}
     interpreter = WholeFunction(kernels, mod, **constant)
     values = dict(zip(func.params, _copied(args), strict=True))

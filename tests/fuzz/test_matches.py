@@ -31,7 +31,7 @@ def test_random_functions() -> None:
 
 # A kernel's own 1 / 1.702 beside a GELU; 1 + gamma of a constant, which no dtype of a graph rounds;
 # a weight of int8 that is rounded to bfloat16, and read as float32; a matmul in front of a chain
-@pytest.mark.parametrize("seed", [50005839, 50007637, 50017212, 50028323])
+@pytest.mark.parametrize("seed", [50005839, 50007637, 50017212, 50028323, 70000115, 70001439])
 def test_seeds_of_campaigns(seed: int) -> None:
     found = matches.explore([seed])
     assert found.failures == [] and found.compared == 1
