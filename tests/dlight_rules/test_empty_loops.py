@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from relax_fusion import PATTERNS, host_target, make_target
 from relax_fusion.dlight_rules import SingleThreadRule
 from relax_fusion.dlight_rules.empty_loops import without_empty_loops
 from relax_fusion.dlight_rules.host_code import host_accesses
+from relax_fusion.dlight_rules.safe_rule import without_single_sums
 from relax_fusion.dlight_rules.verbs import blocks_of
 
 from ..support.chains import Chain, module
@@ -65,6 +66,31 @@ def test_reductions_of_nothing_have_their_start() -> None:
     assert (result("greatest", (2, 0)) == -np.inf).all()
     assert (result("several", (2, 0, 4)) == np.zeros(2)).all()
     assert (result("concat", (2, 24, 64), (2, 24, 0)) == np.ones((2, 24, 64))).all()
+
+
+SINGLE = module(
+    [
+        Chain("total", "x[7,1]", "s = R.sum(x, axis=[-1], keepdims=True); y = R.divide(x, s)", "y"),
+        Chain("most", "x[7,1]", "s = R.max(x, axis=[-1], keepdims=True); y = R.add(x, s)", "y"),
+        Chain("place", "x[7,1]", "s = R.argmax(x, axis=-1); y = R.add(s, s)", "y"),
+        Chain("share", "x[7,1]", "s = R.nn.softmax(x, axis=-1); y = R.multiply(x, s)", "y"),
+        Chain("one", "x[1,1]", "s = R.sum(x); y = R.divide(x, s)", "y"),
+    ]
+)
+
+
+def test_reductions_of_one_element_compile_for_a_gpu() -> None:
+    """TVM's rules ended the process."""
+    fused = relax.transform.FuseTIR()(
+        relax.transform.FuseOps()(
+            relax.transform.AnnotateTIROpPattern()(relax.transform.LegalizeOps()(SINGLE))
+        )
+    )
+    for func in prim_funcs(fused):
+        kinds = [v.iter_type for b in blocks_of(without_single_sums(func)) for v in b.iter_vars]
+        assert kinds and tirx.IterVar.CommReduce not in kinds
+    target = make_target("h200")
+    tvm.compile(SINGLE, target, relax_pipeline=relax.get_pipeline("relax_fusion", target=target))
 
 
 SYMBOLIC = module(
