@@ -216,7 +216,6 @@ def _uint32(value: int) -> tirx.IntImm:
 
 
 def _group(vectors: WordVectors, chunk: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
-    """Return the group of the word that a lane has."""
     words = vectors.words_of_group
     if words >= vectors.lanes:
         return chunk // (words // vectors.lanes)

@@ -73,7 +73,6 @@ class ScheduleKernels:
         return with_functions(mod, updated)
 
     def _scheduled(self, name: str, func: tirx.PrimFunc, functions: Functions) -> tirx.PrimFunc:
-        """Return one function scheduled."""
         target = (func.attrs or {}).get("target", self.target)
         func = without_empty_loops(func)
         is_kernel = is_gpu(target) and not host_accesses(func.body, functions)

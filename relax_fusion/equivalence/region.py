@@ -253,7 +253,6 @@ def is_number(expr: Any) -> bool:
 
 
 def _shapes(ty: ir.Type) -> Iterator[Any]:
-    """Yield the shapes in a type."""
     if isinstance(ty, relax.TupleType):
         for part in ty.fields:
             yield from _shapes(part)

@@ -231,7 +231,6 @@ def _unknown(graph: onnx.GraphProto, unsupported_ops: Iterable[str], **_: object
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Return the nodes of a graph, and of the graphs in them."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -62,7 +62,6 @@ class Memory:
         return next((i for i, t in enumerate(self.inputs) if t.same_as(tensor)), -1)
 
     def _memory_of(self, value: Workspace) -> Workspace:
-        """Return the memory of a workspace."""
         return next((r for r, inside in self.shared if any(w is value for w in inside)), value)
 
     def layout_of(self, value: TensorMap) -> tuple[Sequence[Any], Sequence[Any]]:

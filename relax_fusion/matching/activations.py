@@ -63,7 +63,6 @@ def activation(view: Definitions, var: relax.Expr) -> Activated | None:
 
 
 def _squared_relu(view: Definitions, var: relax.Var) -> Activated | None:
-    """Recognise the square of a ReLU."""
     inner = squared(view, var)
     if inner is None or view.call(inner, "relax.nn.relu", "relax.maximum") is None:
         return None

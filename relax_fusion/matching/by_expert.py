@@ -12,7 +12,7 @@ from ..tvm_ir import Analyzer
 from ..workload import WeightLayout
 from .constants import binary
 from .pattern import BlockView, is_call
-from .places import IN_ORDER, MOVES, moved_place
+from .places import IN_ORDER, MOVES, flat_of, moved_place, place_of
 from .shapes import dtype_of, is_one, product, same_shape, shape_of
 
 
@@ -160,12 +160,12 @@ class Pairs:
         flat = {"pair": self.pair * last + self.k, "row": self.row * last + self.k}
         counts = {"pair": self.rows * self.chosen * last, "row": self.rows * last}
         analyzer, found = self._analyzer(last), None
-        place: Sequence[Any] | None = _place(shape, self.pair * last + self.k)
+        place: Sequence[Any] | None = place_of(self.pair * last + self.k, shape)
         while place is not None:
             sizes = shape_of(expr) or []
             for name in among:
                 same = same_shape([product(sizes)], [counts[name]])
-                if same and analyzer.can_prove_equal(_flat(place, sizes), flat[name]):
+                if same and analyzer.can_prove_equal(flat_of(place, sizes), flat[name]):
                     found = expr, name
             call = self.view.call(expr, *MOVES)
             if call is None:
@@ -180,22 +180,6 @@ class Pairs:
         for var, size in ((self.row, self.rows), (self.expert, self.chosen), (self.k, last)):
             analyzer.bind(var, ir.Range(0, size))
         return analyzer
-
-
-def _place(shape: Sequence[Any], flat: Any) -> list[Any]:
-    """Return the coordinates of an element by its number."""
-    found: list[Any] = []
-    for size in shape[:0:-1]:
-        found.insert(0, tirx.IntImm("int64", 0) if is_one(size) else flat % size)
-        flat = flat if is_one(size) else flat // size
-    return [flat, *found]
-
-
-def _flat(place: Sequence[Any], shape: Sequence[Any]) -> Any:
-    flat: Any = tirx.IntImm("int64", 0)
-    for at, size in zip(place, shape, strict=True):
-        flat = flat * size + at
-    return flat
 
 
 def moved_on(view: BlockView, var: relax.Var) -> relax.Var:

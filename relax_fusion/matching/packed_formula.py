@@ -166,7 +166,6 @@ def _field(value: tirx.Expr) -> Field | None:
 
 
 def _lowest(field: Field | None, bits: int, mask: int) -> Field | None:
-    """Return the lowest bits of a field."""
     if field is None or field.number or mask != 2**bits - 1:
         return None
     return replace(field, bits=min(bits, field.bits))

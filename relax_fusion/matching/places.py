@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from tvm import relax, tirx
@@ -40,7 +41,9 @@ def moved_place(call: relax.Call, place: Place) -> Place | None:
         if len(some) == len(inside) == 1:
             found[inside[0]] = some[0][1]
         else:
-            found |= _unravelled(some, [(n, before[n]) for n in inside])
+            sizes, places = zip(*some, strict=True)
+            own = place_of(flat_of(places, sizes), [before[n] for n in inside])
+            found |= zip(inside, own, strict=True)
     return None if left or inner else tuple(found.get(n, zero) for n in range(len(before)))
 
 
@@ -55,14 +58,18 @@ def _is_short(first: list[Any], second: list[Any]) -> bool:
     return int(counts[0]) < int(counts[1]) if all(known) else known[0]
 
 
-def _unravelled(
-    behind: list[tuple[Any, Any]], inside: list[tuple[int, Any]]
-) -> dict[int, tirx.Expr]:
-    """Return the coordinates within some sizes of an element of others."""
-    flat = behind[0][1]
-    for size, place in behind[1:]:
-        flat = flat * size + place
-    found = {}
-    for n, size in reversed(inside[1:]):
-        found[n], flat = flat % size, flat // size
-    return {**found, inside[0][0]: flat}
+def flat_of(place: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """Return the number of an element, by its coordinates."""
+    flat: Any = tirx.IntImm("int64", 0)
+    for at, size in zip(place, sizes, strict=True):
+        flat = flat * size + at
+    return flat
+
+
+def place_of(flat: Any, sizes: Sequence[Any]) -> list[Any]:
+    """Return the coordinates of an element, by its number."""
+    found: list[Any] = []
+    for size in sizes[:0:-1]:
+        found.insert(0, tirx.IntImm("int64", 0) if is_one(size) else flat % size)
+        flat = flat if is_one(size) else flat // size
+    return [flat, *found]

@@ -64,7 +64,6 @@ def read_stages(func: tirx.PrimFunc) -> list[Stage] | None:
 
 
 def _read_nest(stmt: tirx.Stmt) -> Stage | None:
-    """Return the stage of one loop nest."""
     loops: dict[tirx.Var, tirx.Expr] = {}
     while isinstance(stmt, tirx.For):
         if stmt.kind != tirx.ForKind.SERIAL or not is_number(stmt.min, 0) or stmt.annotations:

@@ -84,7 +84,8 @@ def _qwen3(data: Data) -> Fields:
 def _mistral(data: Data) -> Fields:
     """Read one window for all layers."""
     window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
-    return {"windows": _repeated(window, layers), **_rope(data)}
+    windows = (window,) * layers if window is not None and isinstance(layers, int) else ()
+    return {"windows": windows, **_rope(data)}
 
 
 _EXPERTS = (
@@ -169,10 +170,6 @@ def _root(value: Any, power: float) -> Any:
     """Return a power of a positive number; anything else as it is, which the record refuses."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return float(value) ** power if is_number else value
-
-
-def _repeated(window: Any, layers: Any) -> tuple[Any, ...]:
-    return (window,) * layers if window is not None and isinstance(layers, int) else ()
 
 
 def _windows(data: Data, every: int = 0) -> Fields:

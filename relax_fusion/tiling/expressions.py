@@ -123,7 +123,6 @@ def expressions(space: IterationSpace) -> tuple[Expression, ...]:
 
 
 def _expressions(space: IterationSpace, left: Loops, order: Sequence[str]) -> Iterator[Expression]:
-    """Yield the expressions over some loops."""
     yield from (Expression(each) for each in permutations([a for a in order if a in left]))
     for count in range(len(left)):
         for head in permutations([a for a in order if a in left], count):

@@ -185,7 +185,6 @@ def _begins_at_run_time(call: relax.Call) -> bool:
 
 
 def _name(reader: relax.Call) -> str:
-    """Return what the kernel of a reader is called."""
     is_tir = is_call(reader, "relax.call_tir")
     own = reader.args[0].name_hint if is_tir else reader.op.name.removeprefix("relax.")
     return f"dequantize_{own}"

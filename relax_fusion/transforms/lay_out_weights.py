@@ -115,11 +115,9 @@ def _is_constant(expr: relax.Expr) -> bool:
 def _array(constant: relax.Expr) -> np.ndarray:
     """Return the elements of a constant without a copy; those of bfloat16 as their bits."""
     stored = constant.value
-    return np.from_dlpack(_bits(stored) if dtype_of(constant) == "bfloat16" else stored)
-
-
-def _bits(stored: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
-    return stored._create_view(stored.shape, "uint16")
+    if dtype_of(constant) == "bfloat16":
+        stored = stored._create_view(stored.shape, "uint16")
+    return np.from_dlpack(stored)
 
 
 def _address(constant: relax.Expr) -> int:

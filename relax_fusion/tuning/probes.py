@@ -44,10 +44,6 @@ def _matmul(
     return NormMatmul(rows, k, outputs, norm, dtype, out)
 
 
-def _gated(sizes: tuple[int, int, int], dtype: str) -> GatedFFN:
-    return GatedFFN(*sizes, "nk", True, True, "silu", RMS, dtype, dtype)
-
-
 def named(sizes: tuple[int, int, int], dtype: str) -> Probe:
     """Return a matmul of so many rows, k and columns."""
     name = f"{'x'.join(map(str, sizes))} {dtype}"
@@ -65,7 +61,8 @@ def _on_cpu() -> Iterator[Probe]:
     yield named((1, 8192, 8192), dtype)
     for sizes in ((256, 1024, 1024), (64, 1024, 4096), (16, 1024, 1024)):
         yield named(sizes, dtype)
-    yield Probe("64x1024x2048 gated", _gated((64, 1024, 2048), dtype), 64)
+    gated = GatedFFN(64, 1024, 2048, "nk", True, True, "silu", RMS, dtype, dtype)
+    yield Probe("64x1024x2048 gated", gated, 64)
     for sizes in ((4, 8192, 8192), (128, 4096, 1024), (256, 512, 512), (64, 256, 256)):
         yield named(sizes, dtype)
 

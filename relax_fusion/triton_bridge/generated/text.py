@@ -250,7 +250,6 @@ class _Writer:
 
 
 def _computed(nodes: tuple[Node, ...]) -> list[str]:
-    """Return what is computed by nodes."""
     found: list[str] = []
     for node in nodes:
         if isinstance(node, Loop):

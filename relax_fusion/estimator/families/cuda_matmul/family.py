@@ -157,7 +157,6 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
 
 def _tiles(problem: MatmulProblem) -> Iterator[CudaPlan]:
-    """Yield the plans of all kinds of tiles."""
     form, dev = form_of(problem.work), problem.dev
     columns = max(p.columns for p in form.outputs)
     narrow = form.weights == 1 and columns <= NARROW_COLUMNS and form.packed is None

@@ -129,7 +129,6 @@ def _steps(plan: GeneratedPlan, problem: Problem[Chain], size: Size) -> Iterator
 
 @lru_cache(maxsize=256)
 def _cheapest(problem: Problem[Chain], sizes: tuple[Size, ...]) -> tuple[GeneratedPlan, ...]:
-    """Return the cheapest plans at each of some sizes."""
     family, every = Generated(), list(plans(problem.work.graph))
 
     def seconds(size: Size) -> Callable[[GeneratedPlan], float]:
