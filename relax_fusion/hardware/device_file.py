@@ -161,7 +161,7 @@ def read_device_file(path: Path) -> DeviceFile:
         raise TargetError(f"device file {path} cannot be read ({why})") from err
     found: DeviceFile = read_json(DeviceFile, text, TargetError, f"device file {path}", "forbid")
     try:
-        assert found.spec
+        _ = found.spec
     except TargetError as err:
         raise TargetError(f"device file {path}: {err}") from err
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,7 @@ def reducing(
 
 
 def _bytes(tensor: Any) -> int:
-    count = 2
-    for size in tensor.shape:
-        count *= int(size)
-    return count
+    return 2 * prod(map(int, tensor.shape))
 
 
 def launched(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tvm
@@ -24,7 +25,7 @@ from ..hardware.device_file import TOLD, DeviceFile, Rate, Source, Timed, read_d
 from ..hardware.target import device_of, is_cpu, is_cuda, make_target
 from ..transforms.modules import OPAQUE, functions_of, with_functions
 from ..validation import shown
-from .device import FOREIGN_ERRORS, MeasuringDevice, compiled, first_sentence, open_device
+from .device import FOREIGN_ERRORS, Function, MeasuringDevice, compiled, first_sentence, open_device
 from .inputs import dims_at, draw
 from .probes import Probe, probes
 from .rates import ALIKE, LAUNCHES, RATES, fitted
@@ -86,11 +87,12 @@ class Sweep:
         arguments = [
             self.device.tensor(draw(probe.work, o, sizes)) for o in probe.work.graph.inputs
         ]
-        self.device.warm_up(function, arguments)
-        return self._time(partial(self.device.sample, function, arguments, flush=False))
+        return self._time(function, arguments)
 
-    def _time(self, sample: Callable[[int], list[float]]) -> float:
+    def _time(self, function: Function, arguments: list[Any]) -> float:
         """Return the median of some times; of a CPU, which others use as well, the least."""
+        self.device.warm_up(function, arguments)
+        sample = partial(self.device.sample, function, arguments, flush=False)
         found = sample(LEAST_SAMPLES)
         more = min(SAMPLES, int(ENOUGH_S / max(min(found), 1e-9)))
         found += sample(more) if more else []
@@ -121,10 +123,8 @@ class Sweep:
         apart = with_functions(mod, {g: f.with_attr("op_pattern", OPAQUE) for g, f in found})
         pipeline = relax.get_pipeline("relax_fusion", target=self.target)
         made = tvm.compile(apart, target=self.target, relax_pipeline=pipeline)
-        function = self.device.load(made), "main"
         arguments = [self.device.tensor(np.ones(1024, "float32"))]
-        self.device.warm_up(function, arguments)
-        return self._time(partial(self.device.sample, function, arguments, flush=False))
+        return self._time((self.device.load(made), "main"), arguments)
 
 
 def calibrate(
