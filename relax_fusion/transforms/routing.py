@@ -13,10 +13,10 @@ from ..compute.routing import scheduled
 from ..matching.effects import Memory
 from ..matching.pattern import BlockView, is_call, operator_of
 from ..matching.places import MOVES, moved_place
-from ..matching.shapes import dtype_of, elsewhere, product, same_shape, shape_of
+from ..matching.shapes import dtype_of, elsewhere, product, shape_of
 from ..report.decision import Decision
 from .modules import with_kernels
-from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, number_of, sizes
+from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, lead_of, number_of, sizes
 
 MOST_EXPERTS = 1024
 """The most elements of a row: each is compared with every other."""
@@ -198,13 +198,8 @@ class _Region:
             view.index.get(r, -1) < self.place for r in self.reads if isinstance(r, relax.Var)
         )
         shapes = [sizes(v) for v in self.inside if isinstance(v.ty, relax.TensorType)]
-        counted = all(self.lead(shape) is not None for shape in shapes)
+        counted = all(lead_of(shape, self.rows) is not None for shape in shapes)
         return tensors and before and counted and all(map(view.memory.is_constant, self.reads))
-
-    def lead(self, shape: list[Any]) -> int | None:
-        """Return how many dimensions in front are the rows."""
-        counts = range(1, len(shape) + 1)
-        return next((n for n in counts if same_shape([product(shape[:n])], [self.rows])), None)
 
 
 @relax.expr_functor.mutator
@@ -235,7 +230,7 @@ class _Rewrite(relax.PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         for region in self.regions.pop(binding.var, ()):
-            kernel = RoutingKernel(region)
+            kernel = RoutingKernel(region.view, region.inside, region.outputs, region.rows)
             reads = [self.visit_expr(read) for read in kernel.find_operands()]
             call = self.builder_.call_te(kernel.compute, *reads, primfunc_name_hint="routing")
             self.made[call.args[0]] = None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from tvm import relax, te, tirx
 
 from ..compute.activations import ACCUMULATE, activate
 from ..matching.pattern import BlockView, is_call
 from ..matching.places import MOVES, Place, moved_place
-from ..matching.shapes import dtype_of, is_one, shape_of
+from ..matching.shapes import dtype_of, is_one, product, same_shape, shape_of
 from ..tvm_ir import GenericConst
 
 STAGES = ("relax.nn.softmax", "relax.sum", "relax.gather_elements", "relax.scatter_elements")
@@ -98,15 +98,10 @@ def _function(call: relax.Call, x: tirx.Expr) -> tirx.Expr:
     return activate(FUNCTIONS[name], x.astype(ACCUMULATE)).astype(dtype)
 
 
-class Region(Protocol):
-    """Steps that one kernel computes."""
-
-    view: BlockView
-    inside: dict[relax.Var, None]
-    outputs: list[relax.Var]
-
-    def lead(self, shape: list[Any]) -> int | None:
-        """Return how many dimensions in front are the rows."""
+def lead_of(shape: list[Any], rows: Any) -> int | None:
+    """Return how many dimensions in front are the rows."""
+    counts = range(1, len(shape) + 1)
+    return next((n for n in counts if same_shape([product(shape[:n])], [rows])), None)
 
 
 def number_of(view: BlockView, expr: relax.Expr) -> GenericConst | None:
@@ -119,11 +114,13 @@ def number_of(view: BlockView, expr: relax.Expr) -> GenericConst | None:
 
 
 class RoutingKernel:
-    """The tensor expressions of a region."""
+    """The tensor expressions of steps, of which some are `outputs`; `rows` are chosen for."""
 
-    def __init__(self, region: Region):
-        self.region, self.view = region, region.view
-        elements = [v for v in region.inside if not self._is_stage(v)]
+    def __init__(
+        self, view: BlockView, inside: Collection[relax.Var], outputs: list[relax.Var], rows: Any
+    ):
+        self.view, self.inside, self.outputs, self.rows = view, inside, outputs, rows
+        elements = [v for v in inside if not self._is_stage(v)]
         self.formula = Formula(self.view, elements, self._leaf)
         self.operands: dict[int, relax.Expr] = {}
         self.given: dict[int, te.Tensor] = {}
@@ -142,7 +139,7 @@ class RoutingKernel:
         """Return the outputs."""
         self.given = dict(zip(self.operands, given, strict=bool(given)))
         self.stages = {}
-        return [self._tensor(var) for var in self.region.outputs]
+        return [self._tensor(var) for var in self.outputs]
 
     def _tensor(self, var: relax.Var) -> te.Tensor:
         if self._is_stage(var):
@@ -150,7 +147,7 @@ class RoutingKernel:
         return self._stage(var, "value", sizes(var), lambda *at: self.formula.at(var, at))
 
     def _leaf(self, expr: relax.Expr, place: Place) -> tirx.Expr:
-        if isinstance(expr, relax.Var) and expr in self.region.inside:
+        if isinstance(expr, relax.Var) and expr in self.inside:
             return self._made(expr)(*place)
         self.operands.setdefault(hash(expr), expr)
         if hash(expr) not in self.given:
@@ -162,7 +159,7 @@ class RoutingKernel:
     ) -> te.Tensor:
         key = hash(var), kind
         if key not in self.stages:
-            lead = self.region.lead(shape)
+            lead = lead_of(shape, self.rows)
             made = te.compute(shape, element, f"{kind}{len(self.stages)}_rows{lead}")
             self.stages[key] = made
         return self.stages[key]
