@@ -207,6 +207,7 @@ def next_power(value: int) -> int:
 def format_seconds(seconds: float) -> str:
     """Return `seconds` with three digits and the unit that suits them: ``"54.6 us"``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
+        if seconds >= 0.9995 * scale:  # what rounds to 1000 of a unit is 1 of the next
+            digits = ".3g" if seconds < 999.5 else ".0f"
+            return f"{seconds / scale:{digits}} {unit}"
     return f"{seconds / 1e-9:.3g} ns"

@@ -9,6 +9,7 @@ import pytest
 
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli import main
+from relax_fusion.studio.bench import command as bench
 
 from ..support.commands import links, short
 
@@ -75,6 +76,7 @@ def test_a_bench_of_several_workers(spread: Path, capsys: pytest.CaptureFixture[
     [
         (["explain", "demo-llama", "--tensor-parallel", "3"], "attention heads do not divide"),
         (["explain", "demo-llama", "--tensor-parallel", "0"], "--tensor-parallel"),
+        (["bench", "demo-llama", "--tensor-parallel", "2", "--against", "tvm"], "peers run on one"),
         (
             ["workloads", "demo-llama", "--tensor-parallel", "2", "--quantization", "q3f16_1"],
             "which are no multiple of the 40 that share a scale",
@@ -82,8 +84,12 @@ def test_a_bench_of_several_workers(spread: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_what_cannot_be_spread(
-    command: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(bench, "compile_to", lambda *_: pytest.fail("it is told before compiling"))
     try:
         assert main(command) != 0
     except SystemExit as err:

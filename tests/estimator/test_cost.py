@@ -319,7 +319,16 @@ def test_visible_blocks_of_a_window_are_close_to_a_count(causal, lengths, block_
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(2.0, "2 s"), (0.0123, "12.3 ms"), (54.63e-6, "54.6 us"), (3.4e-9, "3.4 ns"), (0.0, "0 ns")],
+    [
+        *((2.0, "2 s"), (0.0123, "12.3 ms"), (54.63e-6, "54.6 us"), (3.4e-9, "3.4 ns")),
+        *(
+            (0.0, "0 ns"),
+            (1849.6, "1850 s"),
+            (999.7, "1000 s"),
+            (0.9996, "1 s"),
+            (999.9e-6, "1 ms"),
+        ),
+    ],
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text

@@ -68,8 +68,6 @@ def _subject(args: argparse.Namespace, folder: Path, console: Console) -> Subjec
         source, model = _compile(args, directory, console)
         manifest = read_manifest(directory)
     sizes = _sizes(manifest, args)
-    if manifest.shards > 1:
-        _spread(manifest, args)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     if args.device:
@@ -89,6 +87,8 @@ def _spread(manifest: Compiled, args: argparse.Namespace) -> None:
 
 
 def _sizes(compiled: Compiled, args: argparse.Namespace) -> dict[str, int]:
+    if compiled.shards > 1:
+        _spread(compiled, args)
     return sizes_of(compiled, args.prompt, args.new_tokens, dict(args.size))
 
 
