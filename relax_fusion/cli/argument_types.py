@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "tir", "triton")
 DTYPES = ("float32", "float16", "bfloat16")
 MODELS = (
-    *("llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-2-7b", "gpt2", "bert-base"),
-    *("qwen3-30b-a3b", "mixtral-8x7b"),
-    *("demo-llama", "demo-gpt2"),
+    *("llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-2-7b"),
+    *("qwen3-30b-a3b", "mixtral-8x7b", "gpt2", "bert-base", "demo-llama", "demo-gpt2"),
 )
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyBytes", "MultiplyConvolutions", "MoveReshapes"),

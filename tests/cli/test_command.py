@@ -16,8 +16,7 @@ from typing import get_args
 
 import pytest
 
-from relax_fusion import PATTERNS, QUANTIZATIONS, options
-from relax_fusion.canonical import CANONICAL
+from relax_fusion import QUANTIZATIONS, options
 from relax_fusion.cli import argument_types, main
 from relax_fusion.cli.console import Console
 from relax_fusion.mlc.__main__ import _failed as mlc_failed
@@ -136,7 +135,6 @@ def test_what_the_parser_knows_by_name_is_all_that_there_is() -> None:
     assert get_args(options.Backend) == argument_types.BACKENDS
     assert argument_types.DTYPES == layers.DTYPES
     assert (*zoo.CONFIGS,) == argument_types.MODELS
-    assert (*CANONICAL, *PATTERNS) == argument_types.PASSES
     assert argument_types.PLANS == contests.MOST
     assert (*QUANTIZATIONS,) == argument_types.QUANTIZATIONS
 

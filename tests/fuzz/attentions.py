@@ -121,7 +121,7 @@ def _repeated(w: Writer, x: relax.Var, times: int) -> relax.Var:
 
 def _operator(w: Writer, qkv: QKV) -> relax.Var:
     (b, s, n, dim), t = w.shape(qkv[0]), w.shape(qkv[1])[1]
-    number = w.pick(None, dim**-0.5, 0.5)
+    number = w.pick(None, dim**-0.5 if isinstance(dim, int) else None, 0.5)
     scale = None if number is None else tirx.FloatImm("float32", number)
     if w.chance(40):
         shape = [w.pick(b, 1), w.pick(n, 1), w.pick(s, 1), t]

@@ -8,6 +8,7 @@ import tvm
 from tvm import ir, relax, te, tirx
 
 from relax_fusion import FuseDequantize, Reason, Report
+from relax_fusion.hardware import target
 from relax_fusion.matching.expressions import loads_of
 from relax_fusion.matching.stages import read_stages
 from relax_fusion.mend.narrow_floats import RoundNarrowFloats
@@ -184,10 +185,14 @@ def test_a_width_that_only_the_run_knows(layout: str) -> None:
     np.testing.assert_allclose(got.numpy(), format.decoded(given, K).T[40:43], rtol=1e-3)
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("rows", [1, K])
 @pytest.mark.parametrize("stored", ["int8", "uint8"])
-def test_bytes_that_are_made_bfloat16_on_the_way_to_panels(stored: str, rows: int) -> None:
+def test_bytes_that_are_made_bfloat16_on_the_way_to_panels(
+    monkeypatch: pytest.MonkeyPatch, stored: str, rows: int, cores: int
+) -> None:
     """Rows of words that are longer than those of the weight are of no format that we know."""
+    monkeypatch.setattr(target, "usable_cores", lambda: cores)
     bb = relax.BlockBuilder()
     layer = Layer(bb, Cast(stored, "bfloat16"))
     x, bytes_ = layer.param((rows, K), "bfloat16"), layer.param((N, K + 1), stored)
