@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 92_406, 537
+LIBRARY = 92_416, 537
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 67_864
+TESTS = 67_867
 """The most lines of Python in ``tests/``."""
 
 
