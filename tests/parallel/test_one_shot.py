@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -284,8 +283,13 @@ def test_what_cuda_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_what_is_left_to_nccl(sent: Sent, kind: int, taken: bool) -> None:
     calls: list[str] = []
-    launch: Callable[..., Any] = lambda *_: calls.append("ours")  # noqa: E731
-    nccl: Callable[..., Any] = lambda *_: calls.append("nccl")  # noqa: E731
+
+    def launch(*_: Any) -> None:
+        calls.append("ours")
+
+    def nccl(*_: Any) -> None:
+        calls.append("nccl")
+
     one_shot.reducing(launch, nccl, 1024)(sent, kind, True, None)
     assert calls == ["ours" if taken else "nccl"]
 
