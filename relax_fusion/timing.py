@@ -43,15 +43,9 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one thing that was done several times.
+    """Seconds of one thing that was done several times."""
 
-    Parameters
-    ----------
-    seconds : tuple of float
-        In the order in which they were measured; at least one.
-    """
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # in the order in which they were measured; at least one
 
     @property
     def median(self) -> float:
@@ -137,24 +131,16 @@ class Instrumented(Protocol):
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel in the calls of one function.
-
-    Parameters
-    ----------
-    name : str
-        The PrimFunc, or `RUN_OR_CAPTURE`: the kernels of a CUDA graph, which are timed as one.
-    count : int
-        How often one call runs it.
-    times : Times
-        Of every run.
-    resolution : float
-        Seconds below which a time is as good as none.
-    """
+    """A kernel in the calls of one function."""
 
     name: str
+    """The PrimFunc, or `RUN_OR_CAPTURE`: the kernels of a CUDA graph, which are timed as one."""
     count: int
+    """How often one call runs it."""
     times: Times
+    """Of every run."""
     resolution: float = 0.0
+    """Seconds below which a time is as good as none."""
 
     @property
     def seconds(self) -> float:

@@ -27,24 +27,12 @@ _SYMBOLS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Term:
-    """An operator of terms, a name, or a number.
+    """An operator of terms, a name, or a number."""
 
-    Parameters
-    ----------
-    op : str
-        The operator of Relax without ``relax.``; empty for a name or a number.
-    args : tuple of Term
-        What it is applied to.
-    name : str
-        The name; of an operator, that of its attributes.
-    value : float, optional
-        The number.
-    """
-
-    op: str = ""
-    args: tuple[Term, ...] = ()
-    name: str = ""
-    value: float | None = None
+    op: str = ""  # the operator of Relax without ``relax.``; empty for a name or a number
+    args: tuple[Term, ...] = ()  # what it is applied to
+    name: str = ""  # the name; of an operator, that of its attributes
+    value: float | None = None  # the number
 
     @property
     def is_number(self) -> bool:

@@ -39,33 +39,20 @@ Bindings = list[tuple[relax.Var, relax.Expr]]
 
 @dataclass(frozen=True)
 class Found:
-    """A formula that a variable is bound to.
-
-    Parameters
-    ----------
-    root : relax.Var
-        The variable.
-    view : BlockView
-        The block.
-    names : mapping of str to relax.Expr
-        What the names of the formula stand for.
-    attributes : mapping of str to relax.Call
-        Calls whose attributes have a name.
-    inside : tuple of relax.Var
-        What is bound to the parts of the formula, but for names and the whole.
-    regroups : bool
-        Whether terms of sums and products may be put in another order.
-    rest : int
-        How many terms of the whole are beside the formula; their names are ``rest0`` and so on.
-    """
+    """A formula that a variable is bound to."""
 
     root: relax.Var
     view: BlockView
     names: Mapping[str, Any] = field(default_factory=dict)
+    """What the names of the formula stand for."""
     attributes: Mapping[str, relax.Call] = field(default_factory=dict)
+    """Calls whose attributes have a name."""
     inside: tuple[relax.Var, ...] = ()
+    """What is bound to the parts of the formula, but for names and the whole."""
     regroups: bool = False
+    """Whether terms of sums and products may be put in another order."""
     rest: int = 0
+    """How many terms of the whole are beside the formula; their names are ``rest0`` and so on."""
 
     @property
     def dtype(self) -> str:

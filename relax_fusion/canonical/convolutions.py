@@ -74,24 +74,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, its axes named by the letters of its layouts.
+    """A convolution, its axes named by the letters of its layouts."""
 
-    Parameters
-    ----------
-    layout : str
-        Of the tensor that is read.
-    parts : str
-        Of a patch: C and the axes of space, in the order in which the weight has them.
-    windows : mapping of str to Window
-        By the axes of space, in the order of the data.
-    groups : int
-        Into how many parts the channels are cut.
-    """
-
-    layout: str
-    parts: str
-    windows: Mapping[str, Window]
-    groups: int
+    layout: str  # of the tensor that is read
+    parts: str  # of a patch: C and the axes of space, in the order in which the weight has them
+    windows: Mapping[str, Window]  # by the axes of space, in the order of the data
+    groups: int  # into how many parts the channels are cut
 
     @property
     def is_pointwise(self) -> bool:

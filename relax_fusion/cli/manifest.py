@@ -119,23 +119,13 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Compiled):
-    """What a compiled directory holds.
-
-    Parameters
-    ----------
-    parameters : tuple of Parameter
-        The weights, in the order in which the functions take them.
-    files : mapping of str to FileSum
-        Every other file.
-    format : int
-        Version of this record.
-    """
+    """What a compiled directory holds."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
-    parameters: tuple[Parameter, ...]
-    files: dict[FileName, FileSum]
-    format: Literal[7] = 7
+    parameters: tuple[Parameter, ...]  # the weights, in the order in which the functions take them
+    files: dict[FileName, FileSum]  # every other file
+    format: Literal[7] = 7  # version of this record
 
 
 def versions() -> Versions:

@@ -30,24 +30,12 @@ a machine."""
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """A model to compile that is built from its configuration.
+    """A model to compile that is built from its configuration."""
 
-    Parameters
-    ----------
-    name : str
-        A short name for messages and the manifest: no path.
-    data : mapping
-        The content of its ``config.json``.
-    config : Config
-        The same as a record.
-    directory : Path, optional
-        Where its weights and tokenizer are, if it has them.
-    """
-
-    name: str
-    data: Mapping[str, Any]
-    config: Config
-    directory: Path | None = None
+    name: str  # a short name for messages and the manifest: no path
+    data: Mapping[str, Any]  # the content of its ``config.json``
+    config: Config  # the same as a record
+    directory: Path | None = None  # where its weights and tokenizer are, if it has them
 
     @property
     def tokenizer(self) -> Path | None:

@@ -55,38 +55,27 @@ class Operands:
 
 @dataclass(frozen=True)
 class TileShape:
-    """Sizes of one tile and of its register tiles, made by `tile_shape`.
-
-    Parameters
-    ----------
-    rows, keys : int
-        Rows and key positions held at once.  A row is a query of one of the heads that share the
-        keys, the heads of a position side by side.
-    reg_rows : int
-        Rows of a register tile.
-    reg_keys, reg_values : int
-        Columns of a register tile of scores, and of one of outputs.
-    dot_lanes : int
-        Features that are summed side by side in the registers of one score, where rows are too few
-        to pay for staging keys (transposed) and values; 0 where a register holds scores of
-        neighbouring keys instead.
-    threads : int
-        Threads that share the tile, 1 on a CPU.
-    on_gpu : bool
-        Whether the tile is a thread block.
-    stage_dtype : str
-        Of the staged q, k and v.
-    """
+    """Sizes of one tile and of its register tiles, made by `tile_shape`."""
 
     rows: int
     keys: int
+    """Rows and key positions held at once.  A row is a query of one of the heads that share the
+    keys, the heads of a position side by side."""
     reg_rows: int
+    """Rows of a register tile."""
     reg_keys: int
     reg_values: int
+    """Columns of a register tile of scores, and of one of outputs."""
     dot_lanes: int
+    """Features that are summed side by side in the registers of one score, where rows are too few
+    to pay for staging keys (transposed) and values; 0 where a register holds scores of neighbouring
+    keys instead."""
     threads: int
+    """Threads that share the tile, 1 on a CPU."""
     on_gpu: bool
+    """Whether the tile is a thread block."""
     stage_dtype: str
+    """Of the staged q, k and v."""
 
     @property
     def fold_lanes(self) -> int:

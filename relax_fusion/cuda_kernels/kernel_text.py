@@ -52,61 +52,43 @@ class RotatedForm(NamedTuple):
 
 @dataclass(frozen=True)
 class MatmulForm:
-    """What a matmul kernel is compiled for; the sizes of its tensors come at run time.
-
-    Parameters
-    ----------
-    plan : CudaPlan
-        Tile, stages, warp groups and cluster.
-    dtype : str
-        Of x and the weights: "float16", "bfloat16", "float32" (multiplied as tf32), "int8" or
-        "uint8".  What is added to sums of integers, or multiplies them, is float32.
-    activation : str
-        Of a gate; ``""`` where there is one weight.
-    biased : bool
-        Whether vectors are added first: one, or one for each of gate and up.
-    steps : tuple of str
-        What follows, as `Form.steps` of the Triton kernels has it: ``"times:0.5"``,
-        ``"add:0:row"``, ``"multiply:1:row"``, ``"add:2:whole"``, or an activation.
-    products : int
-        Weights of the same rows, each with operands like these and a result of its own.
-    turned : bool
-        Whether weights are ``[k, n]``.
-    packed : Packed, optional
-        How weights are stored, which go through registers then.
-    dependent, early : bool
-        Whether it is launched before the kernel in front has ended, and whether weights are read
-        before that.
-    out_dtype : str
-        Of the results: "float16", "bfloat16", "float32", or "int32" of integers without steps;
-        ``""`` stands for `dtype`.
-    rotated : RotatedForm, optional
-        How features turn behind a bias; then there are no steps.
-    released : bool
-        Whether the kernel behind it may begin when it does, because that waits for it by itself.
-    adapter_steps : int
-        Steps of 64 that it goes on for behind those along k, with the ``x A`` and the B of an
-        adapter of each product.  The kernel in front makes the former, and nothing else of what
-        this one reads; where that is dependent, it has to be `released`.
-    unit_bytes : int
-        Bytes of a row of the results that a thread stores at once.
-    """
+    """What a matmul kernel is compiled for; the sizes of its tensors come at run time."""
 
     plan: CudaPlan
+    """Tile, stages, warp groups and cluster."""
     dtype: str
+    """Of x and the weights: "float16", "bfloat16", "float32" (multiplied as tf32), "int8" or
+    "uint8".  What is added to sums of integers, or multiplies them, is float32."""
     activation: str = ""
+    """Of a gate; ``""`` where there is one weight."""
     biased: bool = False
+    """Whether vectors are added first: one, or one for each of gate and up."""
     steps: tuple[str, ...] = ()
+    """What follows, as `Form.steps` of the Triton kernels has it: ``"times:0.5"``, ``"add:0:row"``,
+    ``"multiply:1:row"``, ``"add:2:whole"``, or an activation."""
     products: int = 1
+    """Weights of the same rows, each with operands like these and a result of its own."""
     turned: bool = False
+    """Whether weights are ``[k, n]``."""
     packed: Packed | None = None
+    """How weights are stored, which go through registers then."""
     dependent: bool = False
     early: bool = False
+    """Whether it is launched before the kernel in front has ended, and whether weights are read
+    before that."""
     out_dtype: str = ""
+    """Of the results: "float16", "bfloat16", "float32", or "int32" of integers without steps;
+    ``""`` stands for `dtype`."""
     rotated: RotatedForm | None = None
+    """How features turn behind a bias; then there are no steps."""
     released: bool = False
+    """Whether the kernel behind it may begin when it does, because that waits for it by itself."""
     adapter_steps: int = 0
+    """Steps of 64 that it goes on for behind those along k, with the ``x A`` and the B of an
+    adapter of each product.  The kernel in front makes the former, and nothing else of what this
+    one reads; where that is dependent, it has to be `released`."""
     unit_bytes: int = PIECE_BYTES
+    """Bytes of a row of the results that a thread stores at once."""
 
     @property
     def result_dtype(self) -> str:

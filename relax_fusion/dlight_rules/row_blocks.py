@@ -15,22 +15,15 @@ from . import verbs
 
 @dataclass(frozen=True)
 class RowBlock:
-    """A block whose variables are those of the rows, then those of the columns.
-
-    Parameters
-    ----------
-    leading : int
-        How many of its loops count rows.
-    columns : int, optional
-        How many columns there are, None if that is dynamic; 1 for a block of one value per row.
-    reduces : bool
-        Whether it adds the columns up (or takes their maximum).
-    """
+    """A block whose variables are those of the rows, then those of the columns."""
 
     rv: SBlockRV
     leading: int
+    """How many of its loops count rows."""
     columns: int | None
+    """How many columns there are, None if that is dynamic; 1 for a block of one value per row."""
     reduces: bool
+    """Whether it adds the columns up (or takes their maximum)."""
 
 
 def is_plain(func: tirx.PrimFunc) -> bool:

@@ -35,15 +35,9 @@ MOST_TRIES = 16
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A kernel would compute something else.
+    """A kernel would compute something else."""
 
-    Parameters
-    ----------
-    detail : str
-        Which result, at which sizes, on which inputs, and how far off.
-    """
-
-    detail: str
+    detail: str  # which result, at which sizes, on which inputs, and how far off
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,15 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True)
 class Called:
-    """What an operator is told beside its operands.
-
-    Parameters
-    ----------
-    attrs : mapping of str to object
-        Attributes of the call, in Python's own types; sizes among them are as at run time.
-    shape, dtype
-        Of the result, where it is one tensor.
-    whole : tuple of int
-        The shape of the first operand as it was written, its sizes not shrunk.
-    """
+    """What an operator is told beside its operands."""
 
     attrs: Mapping[str, Any]
+    """Attributes of the call, in Python's own types; sizes among them are as at run time."""
     shape: tuple[int, ...]
     dtype: str
+    """Of the result, where it is one tensor."""
     whole: tuple[int | None, ...] = ()
+    """The shape of the first operand as it was written, its sizes not shrunk."""
 
     def axes(self, name: str = "axis") -> tuple[int, ...] | None:
         """Return an attribute that names one axis, several, or (None) all."""

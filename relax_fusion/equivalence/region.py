@@ -44,27 +44,13 @@ def exact_of(bindings: Iterable[Bound]) -> frozenset[relax.Var]:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a block.
+    """A part of a block."""
 
-    Parameters
-    ----------
-    match : Match
-        What replaces it.
-    bindings : tuple of (relax.Var, relax.Expr)
-        In the order of the block.
-    leaves : tuple of relax.Var
-        What they and the kernel's operands are computed from.
-    results : tuple of relax.Var
-        What is read behind it.
-    after : tuple of (relax.Var, relax.Expr)
-        What leads from the kernel's outputs to the results.
-    """
-
-    match: Match
-    bindings: tuple[Bound, ...]
-    leaves: tuple[relax.Var, ...]
-    results: tuple[relax.Var, ...]
-    after: tuple[Bound, ...]
+    match: Match  # what replaces it
+    bindings: tuple[Bound, ...]  # in the order of the block
+    leaves: tuple[relax.Var, ...]  # what they and the kernel's operands are computed from
+    results: tuple[relax.Var, ...]  # what is read behind it
+    after: tuple[Bound, ...]  # what leads from the kernel's outputs to the results
 
     @cached_property
     def exact(self) -> frozenset[relax.Var]:

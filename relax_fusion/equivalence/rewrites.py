@@ -27,25 +27,17 @@ Bound = tuple[relax.Var, relax.Expr]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What is computed before and after.
-
-    Parameters
-    ----------
-    leaves : sequence of relax.Var
-        What both are computed of.
-    before, after : sequence of (relax.Var, relax.Expr)
-        Bindings, in order.
-    results : tuple of relax.Expr
-        The result of either.
-    exact : bool
-        Whether NaN and infinities are to be the same, too.
-    """
+    """What is computed before and after."""
 
     leaves: Sequence[relax.Var]
+    """What both are computed of."""
     before: Sequence[Bound]
     after: Sequence[Bound]
+    """Bindings, in order."""
     results: tuple[relax.Expr, relax.Expr]
+    """The result of either."""
     exact: bool
+    """Whether NaN and infinities are to be the same, too."""
 
     def difference(self) -> str | None:
         """Say on which inputs the results differ; None if on none.

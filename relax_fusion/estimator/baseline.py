@@ -115,24 +115,16 @@ def predict_apart(atoms: Sequence[Atom], dev: DeviceSpec, backend: Backend) -> P
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What a kernel costs.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        By itself.
-    start_s : float
-        What launching it takes behind another kernel.
-    is_matmul : bool
-        Whether it is a matmul that is launched early, and lets the next kernel begin early.
-    early_s : float
-        Seconds of it that are done before another of these ends.
-    """
+    """What a kernel costs."""
 
     prediction: Prediction
+    """By itself."""
     start_s: float
+    """What launching it takes behind another kernel."""
     is_matmul: bool = False
+    """Whether it is a matmul that is launched early, and lets the next kernel begin early."""
     early_s: float = 0.0
+    """Seconds of it that are done before another of these ends."""
 
 
 def _one_after_the_other(parts: Sequence[_Kernel], dev: DeviceSpec) -> Prediction:

@@ -30,33 +30,23 @@ choice among the plans that `2026-11-24-cuda_matmul.md` has was 24 % slower than
 
 @dataclass(frozen=True)
 class RangePrediction:
-    """What one range of the dynamic dimension should cost, with and without fusing.
-
-    Parameters
-    ----------
-    upper : int, optional
-        Last size of the range, None for the open one.
-    size : int or AttentionSize
-        The size that was priced.
-    fused, unfused : Prediction
-        At that size.
-    least : Prediction
-        By the best plan for that size alone, which is what is compared: plans of what is left apart
-        serve ranges too, and `unfused` is by the best for the size.
-    error : float
-        Factor by which the two must differ to count (`KernelFamily.error`).
-    measured_s : float, optional
-        Seconds of the plan at that size, where it was measured.  Whether fusing pays is still told
-        by the two predictions.
-    """
+    """What one range of the dynamic dimension should cost, with and without fusing."""
 
     upper: int | None
+    """Last size of the range, None for the open one."""
     size: Size
+    """The size that was priced."""
     fused: Prediction
     unfused: Prediction
+    """At that size."""
     least: Prediction
+    """By the best plan for that size alone, which is what is compared: plans of what is left apart
+    serve ranges too, and `unfused` is by the best for the size."""
     error: float = 1.0
+    """Factor by which the two must differ to count (`KernelFamily.error`)."""
     measured_s: float | None = None
+    """Seconds of the plan at that size, where it was measured.  Whether fusing pays is still told
+    by the two predictions."""
 
     @property
     def loses(self) -> bool:
@@ -78,18 +68,12 @@ class RangePrediction:
 
 @dataclass(frozen=True)
 class Choice:
-    """The plans of a workload and why they were chosen.
-
-    Parameters
-    ----------
-    plans : PlanTable
-        By rows of a matmul workload, by query positions of an attention.
-    predictions : tuple of RangePrediction
-        One per range that was looked at, also where neighbours came out with the same plan.
-    """
+    """The plans of a workload and why they were chosen."""
 
     plans: PlanTable
+    """By rows of a matmul workload, by query positions of an attention."""
     predictions: tuple[RangePrediction, ...]
+    """One per range that was looked at, also where neighbours came out with the same plan."""
 
 
 @lru_cache(maxsize=1024)  # a model asks for the same few workloads once per layer

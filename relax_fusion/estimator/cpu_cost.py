@@ -93,25 +93,17 @@ class Traffic:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a register tile does per step along k.
-
-    Parameters
-    ----------
-    cycles : float
-        With all operands in the first level.
-    steps : float
-        Steps along k.
-    x_bytes, w_bytes : float
-        Operands of one step.
-    streams : int
-        Rows and columns that are walked along at once.
-    """
+    """What a register tile does per step along k."""
 
     cycles: float
+    """With all operands in the first level."""
     steps: float
+    """Steps along k."""
     x_bytes: float
     w_bytes: float
+    """Operands of one step."""
     streams: int
+    """Rows and columns that are walked along at once."""
 
 
 def matmul_on_cpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
@@ -127,24 +119,16 @@ def matmul_on_cpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int
 
 
 class Tasks(NamedTuple):
-    """The tasks of a matmul's parallel loops.
-
-    Parameters
-    ----------
-    tasks : int
-        Tasks of all projections.
-    cycles : float
-        Cycles of one of them.
-    lanes : int
-        Results whose activations are computed at once.
-    copying : float
-        Cycles in which the busiest core copies rows, in a parallel loop in front.
-    """
+    """The tasks of a matmul's parallel loops."""
 
     tasks: int
+    """Tasks of all projections."""
     cycles: float
+    """Cycles of one of them."""
     lanes: int
+    """Results whose activations are computed at once."""
     copying: float = 0.0
+    """Cycles in which the busiest core copies rows, in a parallel loop in front."""
 
 
 def whole_matmul(shape: MatmulShape, dev: DeviceSpec, rows: int, each: Tasks) -> Prediction:

@@ -189,15 +189,9 @@ def target_fields(target: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Database:
-    """A file of measurements.
+    """A file of measurements."""
 
-    Parameters
-    ----------
-    path : Path
-        Made by `create`, or by the first measurement.
-    """
-
-    path: Path
+    path: Path  # made by `create`, or by the first measurement
 
     def measured(self, target: str) -> Measured:
         """Return the measurements for a target, given as JSON, that still hold.

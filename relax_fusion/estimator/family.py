@@ -24,27 +24,19 @@ Backend = Literal["auto", "tir", "triton"]
 
 @dataclass(frozen=True)
 class Breaks:
-    """Where the best plan of a family may change along a dynamic dimension.
-
-    Parameters
-    ----------
-    uppers : tuple of int
-        Last sizes of ranges: rows, or query positions of an attention.
-    open_size : int
-        Where the open range behind them is priced: a usual prompt, past the point where more rows
-        change the choice.
-    batches, keys : tuple of int
-        Last sizes of the ranges of an attention's batch and key positions.
-    finer : tuple of int
-        Last sizes of the small ranges inside of those of `uppers`, to each of which one of a few
-        kernels is assigned.  For families whose `Price` takes arrays.
-    """
+    """Where the best plan of a family may change along a dynamic dimension."""
 
     uppers: tuple[int, ...] = (1, 16, 64, 256)
+    """Last sizes of ranges: rows, or query positions of an attention."""
     open_size: int = 1024
+    """Where the open range behind them is priced: a usual prompt, past the point where more rows
+    change the choice."""
     batches: tuple[int, ...] = (1, 8)
     keys: tuple[int, ...] = (256, 2048)
+    """Last sizes of the ranges of an attention's batch and key positions."""
     finer: tuple[int, ...] = ()
+    """Last sizes of the small ranges inside of those of `uppers`, to each of which one of a few
+    kernels is assigned.  For families whose `Price` takes arrays."""
 
 
 OWN_BASELINE_ERROR = 0.97
@@ -54,25 +46,16 @@ predictions of such near alternatives are apart."""
 
 
 class Offer(NamedTuple):
-    """A plan, and for which rows it is worth pricing.
-
-    Parameters
-    ----------
-    plan : TilePlan
-        The plan.
-    first : int, optional
-        The fewest rows, or powers of two above them, for which it can be the best; by default those
-        of its tile: taller tiles than rows only pad.
-    last : int, optional
-        The most rows for which it can be the best.
-    most : int, optional
-        The most rows that one launch can have.
-    """
+    """A plan, and for which rows it is worth pricing."""
 
     plan: TilePlan
     first: int | None = None
+    """The fewest rows, or powers of two above them, for which it can be the best; by default those
+    of its tile: taller tiles than rows only pad."""
     last: int | None = None
+    """The most rows for which it can be the best."""
     most: int | None = None
+    """The most rows that one launch can have."""
 
 
 class KernelFamily(ABC, Generic[W]):

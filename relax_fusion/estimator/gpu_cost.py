@@ -54,88 +54,59 @@ with the steps."""
 
 
 class Rates(NamedTuple):
-    """What a kernel reaches of a device, and what it takes beside: numbers, or arrays.
-
-    Parameters
-    ----------
-    tensor : float
-        Part of the rate of tensor cores at `DeviceSpec.clock_hz`.
-    feed : float
-        Bytes that a multiprocessor gets from L2 in a clock.
-    latency_s : float
-        Seconds from asking for the operands of a step to having them.
-    issue : float
-        Clocks of a warp for each instruction that waits for others of its own.
-    start_s : float
-        Seconds from the start of a kernel to its first step, and from its last to its end.
-    wave_s : float
-        Seconds that further waves of thread blocks take, at most, to begin and to end.
-    out_s : float
-        Seconds that a multiprocessor takes for a sum of two bytes on its way out.
-    meet_s : float
-        Seconds that two thread blocks of a cluster take to begin, to meet and to end together.
-    block_s : float
-        Seconds between the starts of two thread blocks, wherever they run.
-    """
+    """What a kernel reaches of a device, and what it takes beside: numbers, or arrays."""
 
     tensor: Any = 1.0
+    """Part of the rate of tensor cores at `DeviceSpec.clock_hz`."""
     feed: Any = inf
+    """Bytes that a multiprocessor gets from L2 in a clock."""
     latency_s: Any = 0.0
+    """Seconds from asking for the operands of a step to having them."""
     issue: Any = 1.0
+    """Clocks of a warp for each instruction that waits for others of its own."""
     start_s: Any = 0.0
+    """Seconds from the start of a kernel to its first step, and from its last to its end."""
     wave_s: Any = 0.0
+    """Seconds that further waves of thread blocks take, at most, to begin and to end."""
     out_s: Any = 0.0
+    """Seconds that a multiprocessor takes for a sum of two bytes on its way out."""
     meet_s: Any = 0.0
+    """Seconds that two thread blocks of a cluster take to begin, to meet and to end together."""
     block_s: Any = 0.0
+    """Seconds between the starts of two thread blocks, wherever they run."""
 
 
 class Launch(NamedTuple):
-    """The thread blocks of a launch: numbers, or arrays of the shape ``(sizes, plans)``.
-
-    Parameters
-    ----------
-    blocks, residents, multiprocessors : int
-        Thread blocks, how many a multiprocessor holds at once, and multiprocessors that have any.
-    steps, ahead : int
-        Steps of a block, and how many of them are on their way.
-    tensor_s : float
-        Seconds that a multiprocessor's tensor cores multiply in a step, at their full rate.
-    clocks : float
-        Clocks of a step that a multiprocessor is busy otherwise, at the same time.
-    instructions : float
-        Instructions of a step that a warp waits for, one after the other.
-    fed_bytes : float
-        Bytes that a block gets in a step.
-    dram_bytes, l2_bytes : float
-        Bytes that all blocks get from memory, and weights that they ask of L2.
-    sums : float
-        Sums of a block, on their way out.
-    store_s : float
-        Seconds that a block takes at its end, beside its sums.
-    hides : bool
-        Whether a block stores while the next one multiplies.
-    meetings : float
-        How often the number of blocks of a cluster doubles.
-    begins : bool
-        Whether blocks of further waves begin anew, and do not go on from tile to tile.
-    """
+    """The thread blocks of a launch: numbers, or arrays of the shape ``(sizes, plans)``."""
 
     blocks: Any
     residents: Any
     multiprocessors: Any
+    """Thread blocks, how many a multiprocessor holds at once, and multiprocessors that have any."""
     steps: Any
     ahead: Any = 1
+    """Steps of a block, and how many of them are on their way."""
     tensor_s: Any = 0.0
+    """Seconds that a multiprocessor's tensor cores multiply in a step, at their full rate."""
     clocks: Any = 0.0
+    """Clocks of a step that a multiprocessor is busy otherwise, at the same time."""
     instructions: Any = 0.0
+    """Instructions of a step that a warp waits for, one after the other."""
     fed_bytes: Any = 0.0
+    """Bytes that a block gets in a step."""
     dram_bytes: Any = 0.0
     l2_bytes: Any = 0.0
+    """Bytes that all blocks get from memory, and weights that they ask of L2."""
     sums: Any = 0.0
+    """Sums of a block, on their way out."""
     store_s: Any = 0.0
+    """Seconds that a block takes at its end, beside its sums."""
     hides: Any = False
+    """Whether a block stores while the next one multiplies."""
     meetings: Any = 0.0
+    """How often the number of blocks of a cluster doubles."""
     begins: Any = True
+    """Whether blocks of further waves begin anew, and do not go on from tile to tile."""
 
 
 class Times(NamedTuple):

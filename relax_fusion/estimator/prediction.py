@@ -30,104 +30,53 @@ Wanted = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one execution should cost.
+    """What one execution should cost."""
 
-    Parameters
-    ----------
-    seconds : float
-        From launch to end.
-    dram_bytes : float
-        Moved to and from memory.
-    flops : float
-        Useful operations of the matmuls, without padding.
-    waves : int
-        Times that the device is filled with tasks.
-    bound : {"dram", "l2", "compute", "latency", "launch"}
-        The largest term.
-    """
-
-    seconds: float
-    dram_bytes: float
-    flops: float
-    waves: int
-    bound: Bound
+    seconds: float  # from launch to end
+    dram_bytes: float  # moved to and from memory
+    flops: float  # useful operations of the matmuls, without padding
+    waves: int  # times that the device is filled with tasks
+    bound: Bound  # the largest term
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one task occupies.
-
-    Parameters
-    ----------
-    smem_bytes : int
-        Shared memory of a GPU thread block.
-    registers_per_thread : int
-        32-bit registers of a GPU thread, vector registers of a CPU tile.
-    threads : int
-        Threads of a GPU thread block; 1 on a CPU.
-    stack_bytes : int
-        The accumulator buffer of a CPU tile, as it is before registers are allocated.
-    scratch_bytes : int
-        What a CPU task goes over again and again, so should lie in its core's L2 cache.
-    """
+    """What one task occupies."""
 
     smem_bytes: int
+    """Shared memory of a GPU thread block."""
     registers_per_thread: int
+    """32-bit registers of a GPU thread, vector registers of a CPU tile."""
     threads: int
+    """Threads of a GPU thread block; 1 on a CPU."""
     stack_bytes: int = 0
+    """The accumulator buffer of a CPU tile, as it is before registers are allocated."""
     scratch_bytes: int = 0
+    """What a CPU task goes over again and again, so should lie in its core's L2 cache."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A launch as its blocks: what one computes and waits for, and what all of them move.
+    """A launch as its blocks: what one computes and waits for, and what all of them move."""
 
-    Parameters
-    ----------
-    blocks : int
-        Thread blocks of a GPU, parallel tasks of a CPU.
-    foot : Footprint
-        What one of them occupies.
-    block_s : float
-        Seconds that one computes, on average.
-    dram_bytes : float
-        Moved to and from memory.
-    l2_bytes : float
-        Moved to and from L2.
-    flops : float
-        Useful operations of the matmuls, without padding.
-    longest_block_s : float
-        Seconds that the longest block computes, where they differ.
-    chain_s : float
-        Seconds that a block waits for loads that depend on each other.
-    start_s : float
-        Seconds from the launch to the first of them.
-    """
-
-    blocks: int
-    foot: Footprint
-    block_s: float
-    dram_bytes: float
-    l2_bytes: float = 0.0
-    flops: float = 0.0
-    longest_block_s: float = 0.0
-    chain_s: float = 0.0
-    start_s: float = 0.0
+    blocks: int  # thread blocks of a GPU, parallel tasks of a CPU
+    foot: Footprint  # what one of them occupies
+    block_s: float  # seconds that one computes, on average
+    dram_bytes: float  # moved to and from memory
+    l2_bytes: float = 0.0  # moved to and from L2
+    flops: float = 0.0  # useful operations of the matmuls, without padding
+    longest_block_s: float = 0.0  # seconds that the longest block computes, where they differ
+    chain_s: float = 0.0  # seconds that a block waits for loads that depend on each other
+    start_s: float = 0.0  # seconds from the launch to the first of them
 
 
 class Price(ABC):
-    """What a plan costs, whatever the size.
-
-    Attributes
-    ----------
-    foot : Footprint
-        What one task occupies.
-    early_s : float
-        Seconds of its work that are done before the kernel in front of it ends, beside launching.
-    """
+    """What a plan costs, whatever the size."""
 
     foot: Footprint
+    """What one task occupies."""
     early_s: float = 0.0
+    """Seconds of its work that are done before the kernel in front of it ends, beside launching."""
 
     @abstractmethod
     def at(self, size: Size) -> Prediction:

@@ -59,21 +59,14 @@ def check_boxes(work: Workload, table: PlanTable) -> None:
 
 
 class Range(NamedTuple):
-    """A range of rows (query positions), and the boxes of other sizes within it.
-
-    Attributes
-    ----------
-    upper : int or None
-        Its last size; None for the open one.
-    cells : list of (Box, list of Size)
-        The first box that holds a size is the one it is in; at which sizes that is priced.
-    told : Size
-        What predictions tell of: the last size, of one sequence and a usual number of keys.
-    """
+    """A range of rows (query positions), and the boxes of other sizes within it."""
 
     upper: int | None
+    """Its last size; None for the open one."""
     cells: list[tuple[Box, list[Size]]]
+    """The first box that holds a size is the one it is in; at which sizes that is priced."""
     told: Size
+    """What predictions tell of: the last size, of one sequence and a usual number of keys."""
 
     @staticmethod
     def of(rows: int) -> Range:

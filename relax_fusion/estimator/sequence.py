@@ -28,21 +28,11 @@ launched by the host by itself."""
 
 @dataclass(frozen=True)
 class Part:
-    """A kernel of a model.
+    """A kernel of a model."""
 
-    Parameters
-    ----------
-    prediction : Prediction
-        By itself.
-    count : int
-        How often one call runs it.
-    rate : float
-        Operations a second of the units that multiply in it.
-    """
-
-    prediction: Prediction
-    count: int
-    rate: float
+    prediction: Prediction  # by itself
+    count: int  # how often one call runs it
+    rate: float  # operations a second of the units that multiply in it
 
     @property
     def multiplied_s(self) -> float:

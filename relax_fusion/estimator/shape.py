@@ -47,73 +47,51 @@ _MANY = 2**20
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """What the estimator needs of a `NormMatmul` or `GatedFFN`.
-
-    Parameters
-    ----------
-    k : int
-        Reduced elements.
-    n_parts : tuple of int
-        Columns of each projection that are tiled, one projection after the other.
-    contiguous : tuple of int
-        Columns that lie side by side in each weight: all, or of a rotated one those up to the
-        other feature of a pair.
-    parts : int
-        Accumulators of a tile column: 2 for a gate and an up, and for a pair that is rotated.
-    layouts : frozenset of str
-        Layouts of the weights.
-    dtype : str
-        Of x and the weights.
-    in_bytes, out_bytes : int
-        Bytes of one element of x and the weights, and of the results.
-    weight_bytes : int
-        All weights, biases and norm parameters.
-    x_row_bytes, out_row_bytes, side_row_bytes : int
-        Bytes per row: of x (with the residual that is added to it), of the results, and of what
-        else is read or written per row (epilogue residuals, the sum and the norm as outputs).
-    row_flops : float
-        Floating-point operations of the matmuls for each row.
-    norm : {"", "rms", "layer", "none"}
-        How x is normalised, if it is; "none" where a residual is added only.
-    rotated : bool
-        Whether pairs of features are turned that are not neighbours.
-    unpacked_bytes : int
-        All weights that are packed, as elements of `dtype`; 0 where none is.
-    packed : Packed, optional
-        How the first weight is stored, where it is packed.
-    slots : int
-        Instructions of a GPU's thread for the activations of an element, the most of any
-        projection; where a gate is, beside those of silu.
-    normed_first : bool
-        Whether x is normalised before a residual is added.
-    row_slots : int
-        Those of all activations of a row.
-    head_columns : int
-        Columns of those projections whose heads are normalised.
-    """
+    """What the estimator needs of a `NormMatmul` or `GatedFFN`."""
 
     k: int
+    """Reduced elements."""
     n_parts: tuple[int, ...]
+    """Columns of each projection that are tiled, one projection after the other."""
     contiguous: tuple[int, ...]
+    """Columns that lie side by side in each weight: all, or of a rotated one those up to the other
+    feature of a pair."""
     parts: int
+    """Accumulators of a tile column: 2 for a gate and an up, and for a pair that is rotated."""
     layouts: frozenset[str]
+    """Layouts of the weights."""
     dtype: str
+    """Of x and the weights."""
     in_bytes: int
     out_bytes: int
+    """Bytes of one element of x and the weights, and of the results."""
     weight_bytes: int
+    """All weights, biases and norm parameters."""
     x_row_bytes: int
     out_row_bytes: int
     side_row_bytes: int
+    """Bytes per row: of x (with the residual that is added to it), of the results, and of what else
+    is read or written per row (epilogue residuals, the sum and the norm as outputs)."""
     row_flops: float
+    """Floating-point operations of the matmuls for each row."""
     norm: str
+    """How x is normalised: "rms", "layer", "none" where a residual is added only, or not at all."""
     rotated: bool
+    """Whether pairs of features are turned that are not neighbours."""
     allow_tf32: bool
     unpacked_bytes: int = 0
+    """All weights that are packed, as elements of `dtype`; 0 where none is."""
     packed: Packed | None = None
+    """How the first weight is stored, where it is packed."""
     slots: int = 0
+    """Instructions of a GPU's thread for the activations of an element, the most of any projection;
+    where a gate is, beside those of silu."""
     row_slots: int = 0
+    """Those of all activations of a row."""
     normed_first: bool = False
+    """Whether x is normalised before a residual is added."""
     head_columns: int = 0
+    """Columns of those projections whose heads are normalised."""
 
     @property
     def stored_bytes(self) -> float:
@@ -308,21 +286,14 @@ def most_rows(work: Workload, upper: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Problem(Generic[W]):
-    """A workload on a device: what families are asked about.
-
-    Parameters
-    ----------
-    work : Workload
-        What is computed.
-    dev : DeviceSpec
-        Where.
-    most : int, optional
-        Rows, or query positions, up to which a plan is asked to serve; by default, what it can.
-    """
+    """A workload on a device: what families are asked about."""
 
     work: W
+    """What is computed."""
     dev: DeviceSpec
+    """Where."""
     most: int | None = None
+    """Rows, or query positions, up to which a plan is asked to serve; by default, what it can."""
 
     def is_plain(self, kind: str, *classes: type) -> bool:
         """Tell whether the device is of a kind, and the workload of a class, without adapters."""

@@ -58,17 +58,12 @@ class FuseGroups:
         PrimFuncs with ``op_pattern`` 8; those of which neither the body nor TVM's annotation tells
         how they map elements; with sizes of int32 or computed ones, as of ``x[m - n : m]``, which
         FuseTIR does not take; numbers in groups whose sizes no parameter has.
-
-    Parameters
-    ----------
-    target : Target
-        What the kernels are for.
-    record : list of Joining, optional
-        Receives the groups, and pairs of groups that were left for their price.
     """
 
     target: Target
+    """What the kernels are for."""
     record: list[Joining] | None = field(default=None)
+    """Receives the groups, and pairs of groups that were left for their price."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with groups."""

@@ -49,55 +49,36 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """How a PrimFunc reads one of its parameters.
-
-    Parameters
-    ----------
-    kind : Kind
-        From its elements to those of the result.
-    repeats : float
-        How often each of its elements is read, different places counted.
-    loads : int
-        How often code names it, if all stages are put into one another.
-    is_summed : bool
-        Whether a sum is in between; otherwise it is only read behind all sums.
-    is_spread : bool
-        Whether each element is read for a whole row of the result, along the last axis.
-    """
+    """How a PrimFunc reads one of its parameters."""
 
     kind: Kind
+    """From its elements to those of the result."""
     repeats: float
+    """How often each of its elements is read, different places counted."""
     loads: int
+    """How often code names it, if all stages are put into one another."""
     is_summed: bool
+    """Whether a sum is in between; otherwise it is only read behind all sums."""
     is_spread: bool = False
+    """Whether each element is read for a whole row of the result, along the last axis."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What a PrimFunc does, as far as joining it with others goes.
-
-    Parameters
-    ----------
-    kind : Kind
-        The kind of its edges that constrains most.
-    edges : sequence of Edge
-        One for each tensor that it reads, in the order of parameters.
-    slots : float
-        Cycles of a lane that its arithmetic takes.
-    multiplies : bool
-        Whether it sums products of which each factor is read several times.
-    moves_rows : bool
-        Whether it moves whole rows, as a slice or a transpose of leading axes does.
-    width : int
-        Of a sum along the last axis, how many elements that has; 0 if that is not known.
-    """
+    """What a PrimFunc does, as far as joining it with others goes."""
 
     kind: Kind
+    """The kind of its edges that constrains most."""
     edges: Sequence[Edge]
+    """One for each tensor that it reads, in the order of parameters."""
     slots: float
+    """Cycles of a lane that its arithmetic takes."""
     multiplies: bool
+    """Whether it sums products of which each factor is read several times."""
     moves_rows: bool = False
+    """Whether it moves whole rows, as a slice or a transpose of leading axes does."""
     width: int = 0
+    """Of a sum along the last axis, how many elements that has; 0 if that is not known."""
 
 
 def operator_of(func: tirx.PrimFunc, inputs: int) -> Operator | None:

@@ -25,41 +25,28 @@ more takes seconds."""
 
 @dataclass(eq=False)
 class Node:
-    """A binding that may be joined with others.
-
-    Parameters
-    ----------
-    index : int
-        Its place in the block.
-    name, where : str
-        The operator and the variable, for reports.
-    operator : Operator
-        What it computes.
-    sources : sequence of (Node, Edge)
-        What of it other nodes make.
-    reads : mapping of hashable to float
-        Bytes that it reads of each tensor, by the tensor's key.
-    key : hashable
-        Of its own result.
-    elements, made : float
-        Elements and bytes of that.
-    is_read_elsewhere : bool
-        Whether something else than nodes needs it.
-    place : hashable
-        Where it is computed; only nodes of one place are joined.
-    """
+    """A binding that may be joined with others."""
 
     index: int
+    """Its place in the block."""
     name: str
     where: str
+    """The operator and the variable, for reports."""
     operator: Operator
+    """What it computes."""
     sources: Sequence[tuple[Node, Edge]]
+    """What of it other nodes make."""
     reads: Mapping[Hashable, float]
+    """Bytes that it reads of each tensor, by the tensor's key."""
     key: Hashable
+    """Of its own result."""
     elements: float
     made: float
+    """Elements and bytes of that."""
     is_read_elsewhere: bool = False
+    """Whether something else than nodes needs it."""
     place: Hashable = None
+    """Where it is computed; only nodes of one place are joined."""
     readers: list[tuple[Node, Edge]] = field(default_factory=list)
     # In its group: the way to the result, how often an element is computed, and how often code
     # names it, if all is put into one formula; and whether a sum adds it up.

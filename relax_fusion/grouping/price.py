@@ -11,21 +11,11 @@ FMA_FLOPS = 2.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does.
+    """What a kernel does."""
 
-    Parameters
-    ----------
-    moved : float
-        Bytes that it reads and writes.
-    slots : float
-        Cycles of a lane that it computes.
-    parallel : float
-        Elements that may be computed at the same time.
-    """
-
-    moved: float
-    slots: float
-    parallel: float
+    moved: float  # bytes that it reads and writes
+    slots: float  # cycles of a lane that it computes
+    parallel: float  # elements that may be computed at the same time
 
 
 def seconds(work: Work, dev: DeviceSpec) -> float:

@@ -27,75 +27,47 @@ _RATES = {f.name for f in fields(DeviceSpec) if str(f.type) == "float"}
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate of a device, and where it comes from.
+    """A rate of a device, and where it comes from."""
 
-    Parameters
-    ----------
-    value : float
-        In the unit of the field of `DeviceSpec`.
-    source : {"measured", "from data sheet", "assumed"}
-        "measured": times of kernels on this device tell it.
-    """
-
-    value: float
-    source: Source
+    value: float  # in the unit of the field of `DeviceSpec`
+    source: Source  # "measured": times of kernels on this device tell it
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The time of a kernel of the sweep.
-
-    Parameters
-    ----------
-    probe : str
-        Which one.
-    plan : str
-        Key of its plan; empty where it has none.
-    seconds, predicted_s : float
-        What it took, and what the rates of the file say of it.
-    """
+    """The time of a kernel of the sweep."""
 
     probe: str
+    """Which one."""
     plan: str
+    """Key of its plan; empty where it has none."""
     seconds: float
     predicted_s: float
+    """What it took, and what the rates of the file say of it."""
 
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """What a sweep found out.
-
-    Parameters
-    ----------
-    label : str
-        How messages call the device.
-    base : str
-        Name of the device in `DEVICES` whose other numbers these are; ``"cpu"`` of a processor.
-    target : dict
-        The TVM target, without its host.
-    machine : str
-        What the device calls itself.
-    versions : dict of str to str
-        Of the packages whose kernels were measured.
-    numbers : dict of str to int
-        Fields of `DeviceSpec` that the driver or the target tells.
-    rates : dict of str to Rate
-        Fields of `DeviceSpec` that prices are made of.
-    times : tuple of Timed
-        What was measured.
-    left : tuple of str
-        What was not, with the reason.
-    """
+    """What a sweep found out."""
 
     label: str
+    """How messages call the device."""
     base: str
+    """Name of the device in `DEVICES` whose other numbers these are; ``"cpu"`` of a processor."""
     target: dict[str, Any]
+    """The TVM target, without its host."""
     machine: str
+    """What the device calls itself."""
     versions: dict[str, str]
+    """Of the packages whose kernels were measured."""
     numbers: dict[str, int]
+    """Fields of `DeviceSpec` that the driver or the target tells."""
     rates: dict[str, Rate]
+    """Fields of `DeviceSpec` that prices are made of."""
     times: tuple[Timed, ...] = ()
+    """What was measured."""
     left: tuple[str, ...] = ()
+    """What was not, with the reason."""
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:

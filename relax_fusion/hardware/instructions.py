@@ -21,26 +21,18 @@ COPY_BYTES = (PIECE_BYTES, 8, 4)
 
 @dataclass(frozen=True)
 class MatrixInstruction:
-    """One instruction: it adds the product of ``m x k`` and ``k x n`` elements to ``m x n`` sums.
-
-    Parameters
-    ----------
-    name : str
-        PTX's name, without its suffixes.
-    dtype : str
-        Element type of the operands; float32 is multiplied as tf32.
-    m, n, k : int
-        The shape; of ``wgmma``, `n` is the largest of its widths, the multiples of 8.
-    warps : int
-        How many warps execute it together.
-    """
+    """Instruction that adds the product of ``m x k`` and ``k x n`` elements to ``m x n`` sums."""
 
     name: str
+    """PTX's name, without its suffixes."""
     dtype: str
+    """Element type of the operands; float32 is multiplied as tf32."""
     m: int
     n: int
     k: int
+    """The shape; of ``wgmma``, `n` is the largest of its widths, the multiples of 8."""
     warps: int = 1
+    """How many warps execute it together."""
 
     @property
     def shape(self) -> str:
@@ -63,21 +55,11 @@ later architectures have no ``wgmma``."""
 
 @dataclass(frozen=True)
 class Dot(MatrixInstruction):
-    """One instruction of a CPU: it adds products of `k` neighbours to each of `n` sums.
+    """One instruction of a CPU: it adds products of `k` neighbours to each of `n` sums."""
 
-    Parameters
-    ----------
-    other : str
-        Element type of the second operand; `dtype` is that of the first.
-    intrinsic : str
-        How LLVM calls it.
-    adds : bool
-        Whether it takes the sums that it adds to; else an addition follows.
-    """
-
-    other: str = ""
-    intrinsic: str = ""
-    adds: bool = True
+    other: str = ""  # element type of the second operand; `dtype` is that of the first
+    intrinsic: str = ""  # how LLVM calls it
+    adds: bool = True  # whether it takes the sums that it adds to; else an addition follows
 
 
 def _dot(name: str, types: str, shape: tuple[int, int], intrinsic: str, adds: bool = True) -> Dot:

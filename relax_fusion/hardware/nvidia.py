@@ -29,18 +29,12 @@ STATIC_SMEM_BYTES = 48 * 1024
 
 @dataclass(frozen=True)
 class Architecture:
-    """What GPUs of the same compute capability have in common.
-
-    Parameters
-    ----------
-    capabilities : Capabilities
-        What their instructions offer.
-    smem_per_block_bytes : int
-        Shared memory that one thread block may use; 0 where the guide says nothing.
-    """
+    """What GPUs of the same compute capability have in common."""
 
     capabilities: Capabilities
+    """What their instructions offer."""
     smem_per_block_bytes: int
+    """Shared memory that one thread block may use; 0 where the guide says nothing."""
 
 
 # Tensor cores before sm_80 multiply other shapes, of which no kernel here is made.

@@ -32,14 +32,9 @@ class RecordWork:
     wrote it, sums and gathers of several workers, and every call of a function outside of the
     module, whose work nobody here knows.  It has to come behind the fusing passes and
     `ReportLeftovers`, whose reasons it takes over.
-
-    Parameters
-    ----------
-    report : Report
-        Its decisions and leftovers are read, its `work` is added to.
     """
 
-    report: Report
+    report: Report  # its decisions and leftovers are read, its `work` is added to
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Look at every function of `mod`, and return it."""

@@ -34,18 +34,12 @@ def planned_bytes(func: relax.Function, bounds: Mapping[str, int]) -> int:
 @tvm.transform.module_pass(opt_level=0, name="RecordMemory")
 @dataclass(frozen=True)
 class RecordMemory:
-    """Record the memory that each function takes, once it is planned; the module stays as it is.
-
-    Parameters
-    ----------
-    memory : dict of str to int
-        Gets the bytes by function, of results too; not those of parameters and constants.
-    bounds : mapping of str to int
-        Largest values of symbolic variables.
-    """
+    """Record the memory that each function takes, once it is planned; the module stays as it is."""
 
     memory: MutableMapping[str, int]
+    """Gets the bytes by function, of results too; not those of parameters and constants."""
     bounds: Mapping[str, int]
+    """Largest values of symbolic variables."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Look at every function of `mod`, and return it."""

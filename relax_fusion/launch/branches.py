@@ -189,18 +189,10 @@ PLACE = ir.StringImm("the kernels that are not Triton's")
 
 @dataclass(frozen=True)
 class Others:
-    """A scheduled function for the sizes that no launch of Triton is for.
+    """A scheduled function for the sizes that no launch of Triton is for."""
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        Its parameters are `inputs`, then the outputs.
-    inputs : sequence of Expr
-        What it is handed: tensors, and numbers.
-    """
-
-    func: tirx.PrimFunc
-    inputs: Sequence[ir.Expr]
+    func: tirx.PrimFunc  # its parameters are `inputs`, then the outputs
+    inputs: Sequence[ir.Expr]  # what it is handed: tensors, and numbers
 
 
 def with_others(func: tirx.PrimFunc, inputs: Sequence[ir.Expr], others: Others) -> tirx.PrimFunc:

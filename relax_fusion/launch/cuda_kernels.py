@@ -42,17 +42,10 @@ class CompileCUDAKernels:
     It comes behind all passes that look into PrimFuncs, and in front of `EmbedTritonKernels`.  A
     PrimFunc that launches what the library's launcher cannot (blocks of a size that is not known,
     arguments in half precision) stays as it is, with a warning.
-
-    Parameters
-    ----------
-    target : Target
-        That of PrimFuncs without one.
-    nvrtc : Nvrtc
-        The compiler.
     """
 
-    target: Target
-    nvrtc: Nvrtc
+    target: Target  # that of PrimFuncs without one
+    nvrtc: Nvrtc  # the compiler
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module without kernels in CUDA C++."""

@@ -68,21 +68,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]*$")]
 class LaunchOptions:
     """How a kernel is launched.
 
-    Parameters
-    ----------
-    num_ctas : int
-        Thread blocks in a cluster, a power of two from 1 to 16.  More than one needs sm_90; a grid
-        counts clusters.
-    cooperative : bool
-        All programs of a launch are resident at once, so that they may wait for each other.
-    dependent_launch : bool
-        The kernel may begin while the one before it in the stream ends (programmatic dependent
-        launch).  Each of its programs must execute ``griddepcontrol.wait`` (in Triton,
-        ``tl.extra.cuda.gdc_wait``): before it touches what an earlier kernel wrote or still reads,
-        and in any case before it ends, as its successor takes it for a sign that all before it have
-        ended.  It may let that begin in front of its wait where the kernel before it has waited and
-        neither writes what the successor reads in front of its own.  Needs sm_90.
-
     Raises
     ------
     KernelError
@@ -90,8 +75,17 @@ class LaunchOptions:
     """
 
     num_ctas: int = 1
+    """Thread blocks in a cluster, a power of two from 1 to 16.  More than one needs sm_90; a grid
+    counts clusters."""
     cooperative: bool = False
+    """All programs of a launch are resident at once, so that they may wait for each other."""
     dependent_launch: bool = False
+    """The kernel may begin while the one before it in the stream ends (programmatic dependent
+    launch).  Each of its programs must execute ``griddepcontrol.wait`` (in Triton,
+    ``tl.extra.cuda.gdc_wait``): before it touches what an earlier kernel wrote or still reads, and
+    in any case before it ends, as its successor takes it for a sign that all before it have ended.
+    It may let that begin in front of its wait where the kernel before it has waited and neither
+    writes what the successor reads in front of its own.  Needs sm_90."""
 
     def __post_init__(self) -> None:
         power_of_two("num_ctas", self.num_ctas, 16)
@@ -108,59 +102,20 @@ def power_of_two(name: str, value: object, most: int) -> None:
 
 @dataclass(frozen=True)
 class TensorMapLayout:
-    """How the host encodes one tensor-map argument (CUDA driver API, `cuTensorMapEncodeTiled`).
-
-    Parameters
-    ----------
-    block : tuple of int
-        Elements that one copy moves, outermost dimension first.
-    element_bytes, element_type, swizzle : int
-        Bytes of an element, and the driver's enumerators ``CUtensorMapDataType`` and
-        ``CUtensorMapSwizzle``.
-    """
+    """How the host encodes one tensor-map argument (CUDA driver API, `cuTensorMapEncodeTiled`)."""
 
     block: tuple[int, ...]
+    """Elements that one copy moves, outermost dimension first."""
     element_bytes: int
     element_type: int
     swizzle: int
+    """Bytes of an element, and the driver's enumerators ``CUtensorMapDataType`` and
+    ``CUtensorMapSwizzle``."""
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
     """One kernel for one architecture, and what it takes to launch it.
-
-    Parameters
-    ----------
-    symbol : str
-        Its name everywhere: the function's name and the key.
-    entry : str
-        Its name in the image.
-    capability : int
-        What the image was compiled for; it loads on devices of the same major version.
-    constants : tuple of (str, str)
-        Parameters whose value is part of the code, and that value, for people to read.
-    params : tuple of str
-        Types of the arguments of a launch, in order, as Triton spells them (``"*fp16"``, ``"i32"``,
-        ``"fp32"``, ``"tensordesc<fp16[64, 64]>"``).
-    aligned : tuple of bool
-        Which of them must be multiples of `ALIGNMENT`.
-    tensor_maps : tuple of TensorMapLayout
-        One for each ``tensordesc`` among `params`.
-    options : LaunchOptions
-        How it is launched.
-    num_warps : int
-        Warps of a thread block, from 1 to 32.
-    shared_bytes : int
-        Dynamic shared memory of one thread block.
-    scratch_bytes, scratch_align : int
-        Global memory that each thread block needs while it runs, and its alignment.
-    image, ptx : bytes
-        The cubin, and the text it was assembled from.
-    block : tuple of int, optional
-        Threads of a thread block in x, y and z; by default all of its warps in a row.
-    convention : {"cuda", "triton"}
-        What the machine code takes beside its arguments: nothing, or what Triton adds, the sizes
-        and strides of tensor maps and two pointers at the end.
 
     Raises
     ------
@@ -169,21 +124,37 @@ class CompiledKernel:
     """
 
     symbol: Name
+    """Its name everywhere: the function's name and the key."""
     entry: Name
+    """Its name in the image."""
     capability: int
+    """What the image was compiled for; it loads on devices of the same major version."""
     constants: tuple[tuple[str, str], ...]
+    """Parameters whose value is part of the code, and that value, for people to read."""
     params: tuple[str, ...]
+    """Types of the arguments of a launch, in order, as Triton spells them (``"*fp16"``, ``"i32"``,
+    ``"fp32"``, ``"tensordesc<fp16[64, 64]>"``)."""
     aligned: tuple[bool, ...]
+    """Which of them must be multiples of `ALIGNMENT`."""
     tensor_maps: tuple[TensorMapLayout, ...]
+    """One for each ``tensordesc`` among `params`."""
     options: LaunchOptions
+    """How it is launched."""
     num_warps: Annotated[int, Field(ge=1, le=32)]
+    """Warps of a thread block, from 1 to 32."""
     shared_bytes: Natural
+    """Dynamic shared memory of one thread block."""
     scratch_bytes: Natural
     scratch_align: Natural
+    """Global memory that each thread block needs while it runs, and its alignment."""
     image: bytes = field(repr=False)
     ptx: bytes = field(repr=False)
+    """The cubin, and the text it was assembled from."""
     convention: Literal["cuda", "triton"] = "triton"
+    """What the machine code takes beside its arguments: nothing, or what Triton adds, the sizes and
+    strides of tensor maps and two pointers at the end."""
     block: tuple[int, int, int] | None = None
+    """Threads of a thread block in x, y and z; by default all of its warps in a row."""
 
     def __post_init__(self) -> None:
         check(self, KernelError, "kernel")

@@ -30,30 +30,20 @@ from .branches import Branch, Memory, Others, every_launch, shared_workspaces, w
 
 @dataclass(frozen=True)
 class ExternFunc:
-    """A PrimFunc of launches and the signature of its calls, in the variables of `branches`.
-
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        Takes `inputs`, `numbers`, the `outputs` that are not in place, and `workspaces`.
-    inputs : tuple of relax.Expr
-        Tensors that are read, or changed in place.
-    numbers : tuple of Var
-        Symbolic dims that no tensor's shape tells the value of.
-    outputs : tuple of TensorType
-        What a call returns.
-    in_place : mapping of int to int
-        By output, the input that it is.
-    workspaces : tuple of Workspace
-        Memory for one call.
-    """
+    """A PrimFunc of launches and the signature of its calls, in the variables of `branches`."""
 
     func: tirx.PrimFunc
+    """Takes `inputs`, `numbers`, the `outputs` that are not in place, and `workspaces`."""
     inputs: tuple[relax.Expr, ...]
+    """Tensors that are read, or changed in place."""
     numbers: tuple[ir.Var, ...]
+    """Symbolic dims that no tensor's shape tells the value of."""
     outputs: tuple[relax.TensorType, ...]
+    """What a call returns."""
     in_place: Mapping[int, int]
+    """By output, the input that it is."""
     workspaces: tuple[Workspace, ...]
+    """Memory for one call."""
 
     @staticmethod
     def of(

@@ -31,22 +31,12 @@ Axis = tuple[Atom, ...]
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor and what its axes hold.
-
-    Parameters
-    ----------
-    axes : tuple of Axis
-        The atoms of each axis; none for an axis of size 1.
-    order : tuple of Atom
-        All atoms in the order of the tensor that was looked at first.
-    copied : frozenset of Atom
-        Those along which that tensor repeats this one.
-    """
+    """A tensor and what its axes hold."""
 
     expr: relax.Expr
-    axes: tuple[Axis, ...]
-    order: tuple[Atom, ...]
-    copied: frozenset[Atom] = frozenset()
+    axes: tuple[Axis, ...]  # the atoms of each axis; none for an axis of size 1
+    order: tuple[Atom, ...]  # all atoms in the order of the tensor that was looked at first
+    copied: frozenset[Atom] = frozenset()  # those along which that tensor repeats this one
 
     @property
     def flat(self) -> tuple[Atom, ...]:

@@ -18,28 +18,19 @@ from .shapes import dtype_of, is_one, product, same_shape, shape_of
 
 @dataclass(frozen=True)
 class Product:
-    """A matmul of each row by the weight of its expert.
-
-    Parameters
-    ----------
-    matmul : relax.Var
-        Its result, ``[pairs, columns]`` but for a dimension of 1.
-    table, ids : relax.Expr
-        The weights of all experts, and the expert of each pair.
-    rows : relax.Expr
-        What is multiplied.
-    layout : {"nk", "kn"}
-        How a weight lies.
-    bias : relax.Expr, optional
-        A row for each expert.
-    """
+    """A matmul of each row by the weight of its expert."""
 
     matmul: relax.Var
+    """Its result, ``[pairs, columns]`` but for a dimension of 1."""
     table: relax.Expr
     ids: relax.Expr
+    """The weights of all experts, and the expert of each pair."""
     rows: relax.Expr
+    """What is multiplied."""
     layout: WeightLayout
+    """How a weight lies."""
     bias: relax.Expr | None = None
+    """A row for each expert."""
 
     def is_same(self, other: Product) -> bool:
         """Tell whether another one is the same, with the same bias."""

@@ -35,19 +35,13 @@ SIZE = 1024
 
 @dataclass(frozen=True)
 class Dequantized:
-    """A weight and what it is decoded from.
-
-    Parameters
-    ----------
-    steps : tuple of relax.Var
-        The bindings that decode it, in order.
-    packed_bytes, whole_bytes : float
-        What it is decoded from, and what it is itself, for each of its elements.
-    """
+    """A weight and what it is decoded from."""
 
     steps: tuple[relax.Var, ...]
+    """The bindings that decode it, in order."""
     packed_bytes: float
     whole_bytes: float
+    """What it is decoded from, and what it is itself, for each of its elements."""
 
 
 def refuse_dequantized(view: BlockView, weight: relax.Expr) -> None:

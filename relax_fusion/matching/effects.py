@@ -52,18 +52,12 @@ ONLY_READ = frozenset({"relax.assert_op", "relax.call_dps_packed", "relax.print"
 
 
 class Effects(NamedTuple):
-    """What evaluating a binding does to memory.
-
-    Parameters
-    ----------
-    touched : frozenset of int
-        Places that it reads, fills or changes.  To name a tensor once more touches none.
-    written : frozenset of int
-        Those that it may change.
-    """
+    """What evaluating a binding does to memory."""
 
     touched: Places = NOWHERE
+    """Places that it reads, fills or changes.  To name a tensor once more touches none."""
     written: Places = NOWHERE
+    """Those that it may change."""
 
 
 @dataclass(frozen=True)

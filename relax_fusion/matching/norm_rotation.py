@@ -19,26 +19,18 @@ _ATTR = "relax_fusion.norm_rotation"
 
 @dataclass(frozen=True)
 class NormRotation:
-    """What a PrimFunc does with ``(x, gamma, cos, sin)``: an RMSNorm, then a rotation of heads.
-
-    Parameters
-    ----------
-    head, distance : int
-        Features of a head, and the distance between those of a pair.
-    eps, plus : float
-        What is added to the mean square, and to gamma.
-    is_cut : bool
-        Whether angles have an axis for the heads that the last axis of x holds.
-    rounds : bool
-        Whether normalised rows are rounded to the dtype of x before they are rotated.
-    """
+    """What a PrimFunc does with ``(x, gamma, cos, sin)``: an RMSNorm, then a rotation of heads."""
 
     head: int
     distance: int
+    """Features of a head, and the distance between those of a pair."""
     eps: float
     plus: float
+    """What is added to the mean square, and to gamma."""
     is_cut: bool
+    """Whether angles have an axis for the heads that the last axis of x holds."""
     rounds: bool
+    """Whether normalised rows are rounded to the dtype of x before they are rotated."""
 
     def attrs(self) -> dict[str, str]:
         """Return the attributes of such a PrimFunc."""

@@ -51,27 +51,18 @@ Family: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Operator:
-    """What is known of an operator.
-
-    Parameters
-    ----------
-    family : Family
-        What it does: with elements one by one, with their places, or with rows of them.
-    numpy : callable, optional
-        What it makes of arrays element by element, floats in float64.
-    formula : str
-        The operator of a block graph that computes it, "" if there is none.
-    counts_as : Kind, optional
-        The operation that it is by itself, in reports.
-    within : tuple of float, optional
-        Between which numbers all elements of its results are.
-    """
+    """What is known of an operator."""
 
     family: Family
+    """What it does: with elements one by one, with their places, or with rows of them."""
     numpy: Callable[..., Any] | None = None
+    """What it makes of arrays element by element, floats in float64."""
     formula: str = ""
+    """The operator of a block graph that computes it, "" if there is none."""
     counts_as: Kind | None = None
+    """The operation that it is by itself, in reports."""
     within: tuple[float, float] | None = None
+    """Between which numbers all elements of its results are."""
 
 
 _POSITIVE = (0.0, float("inf"))

@@ -18,24 +18,12 @@ from .shapes import as_dim, dtype_of, is_one, same_shape, shape_of
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight and what it is stored as.
+    """A weight and what it is stored as."""
 
-    Parameters
-    ----------
-    form : Packed
-        Its format.
-    operands : tuple of KernelArg
-        Words, and scales and zeros if there are such.
-    steps : tuple of relax.Var
-        The bindings that decode it, in order.
-    transposed : bool
-        Whether the format is that of the transposed weight.
-    """
-
-    form: Packed
-    operands: tuple[KernelArg, ...]
-    steps: tuple[relax.Var, ...]
-    transposed: bool
+    form: Packed  # its format
+    operands: tuple[KernelArg, ...]  # words, and scales and zeros if there are such
+    steps: tuple[relax.Var, ...]  # the bindings that decode it, in order
+    transposed: bool  # whether the format is that of the transposed weight
 
     def args(self, name: str) -> dict[str, KernelArg]:
         """Return the arguments of a kernel that reads it under a name."""

@@ -18,24 +18,12 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 @dataclass(frozen=True)
 class Field:
-    """Some bits of a word.
+    """Some bits of a word."""
 
-    Parameters
-    ----------
-    load : ir.TensorLoad
-        Of the word.
-    shift : tuple of tirx.Expr
-        By what it is shifted to the right.
-    bits : int
-        How many are left, from the lowest on.
-    number : str
-        What they are; an unsigned integer where it is empty (see `Packed`).
-    """
-
-    load: TensorLoad
-    shift: tuple[tirx.Expr, ...]
-    bits: int
-    number: str
+    load: TensorLoad  # of the word
+    shift: tuple[tirx.Expr, ...]  # by what it is shifted to the right
+    bits: int  # how many are left, from the lowest on
+    number: str  # what they are; an unsigned integer where it is empty (see `Packed`)
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,13 @@ Shape: TypeAlias = Sequence[PrimExpr | int]
 
 @dataclass(frozen=True)
 class KernelArg:
-    """One input of a fused kernel.
-
-    Parameters
-    ----------
-    expr : relax.Expr
-        The tensor (or primitive value) in the caller.
-    shape : sequence of PrimExpr, optional
-        The shape in which the kernel takes it; the caller reshapes where its own differs.  None:
-        the graph's, where that is static, else its own.
-    """
+    """One input of a fused kernel."""
 
     expr: relax.Expr
+    """The tensor (or primitive value) in the caller."""
     shape: tuple[PrimExpr | int, ...] | None = None
+    """The shape in which the kernel takes it; the caller reshapes where its own differs.  None: the
+    graph's, where that is static, else its own."""
 
 
 @dataclass(frozen=True)
@@ -51,33 +45,22 @@ class KernelOut:
 
 @dataclass(frozen=True)
 class Match:
-    """A chain that was proved to compute a workload.
-
-    Parameters
-    ----------
-    spelling : str
-        In which of its spellings the chain was found.
-    covers : tuple of relax.Var
-        The bindings that the kernel computes; they disappear.
-    args : tuple of KernelArg
-        Inputs, in the order of the workload's graph.
-    outs : tuple of KernelOut
-        Outputs, in the order of the workload's graph.
-    workload : Workload
-        What the kernel computes.
-    after : tuple of (relax.Var, relax.Expr)
-        Bindings of some of `covers` that follow the kernel: movements of its results.
-    declined : tuple of (str, Decline)
-        Steps next to the chain that its kernel leaves alone: where they are, and why.
-    """
+    """A chain that was proved to compute a workload."""
 
     spelling: str
+    """In which of its spellings the chain was found."""
     covers: tuple[relax.Var, ...]
+    """The bindings that the kernel computes; they disappear."""
     args: tuple[KernelArg, ...]
+    """Inputs, in the order of the workload's graph."""
     outs: tuple[KernelOut, ...]
+    """Outputs, in the order of the workload's graph."""
     workload: Workload
+    """What the kernel computes."""
     after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
+    """Bindings of some of `covers` that follow the kernel: movements of its results."""
     declined: tuple[tuple[str, Decline], ...] = ()
+    """Steps next to the chain that its kernel leaves alone: where they are, and why."""
 
     @staticmethod
     def of(

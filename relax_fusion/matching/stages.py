@@ -17,32 +17,22 @@ from .expressions import is_number, variables_of
 
 @dataclass(frozen=True)
 class Stage:
-    """One block: ``buffer[indices] = value`` for all values of its variables.
-
-    Parameters
-    ----------
-    name : str
-        Of the block.
-    buffer : tirx.Var
-        What it writes.
-    spatial, reduced : tuple of tirx.Var
-        Its variables: those of the result's elements, in the order of the result's dimensions, and
-        those that are summed over.
-    extents : mapping of tirx.Var to tirx.Expr
-        Of all these variables.
-    value : tirx.Expr
-        What is stored; for a reduction, the update.
-    init : tirx.Expr, optional
-        Where a reduction starts.
-    """
+    """One block: ``buffer[indices] = value`` for all values of its variables."""
 
     name: str
+    """Of the block."""
     buffer: tirx.Var
+    """What it writes."""
     spatial: tuple[tirx.Var, ...]
     reduced: tuple[tirx.Var, ...]
+    """Its variables: those of the result's elements, in the order of the result's dimensions, and
+    those that are summed over."""
     extents: Mapping[tirx.Var, tirx.Expr]
+    """Of all these variables."""
     value: tirx.Expr
+    """What is stored; for a reduction, the update."""
     init: tirx.Expr | None
+    """Where a reduction starts."""
 
 
 def read_stages(func: tirx.PrimFunc) -> list[Stage] | None:

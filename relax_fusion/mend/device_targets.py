@@ -26,15 +26,11 @@ class BindDeviceTargets:
 
     `LegalizeOps` does so for single operators; what `FuseTIR` makes of several has no target any
     more (TVM 0.27), and would be compiled for a GPU though its tensors are on the host.
-
-    Parameters
-    ----------
-    target : Target
-        Of functions whose results name no virtual device, and of all virtual devices of its kind:
-        a module is compiled for one target of each kind.
     """
 
     target: Target
+    """Of functions whose results name no virtual device, and of all virtual devices of its kind: a
+    module is compiled for one target of each kind."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite the calls of every Relax function; a module without virtual devices has none."""

@@ -91,14 +91,10 @@ class RoundNarrowFloats:
 
     Arithmetic on 8 bits is done in float32 and rounded after each step.  That on bfloat16 is done
     in float32 within a function, and rounded where it is stored, as by TVM.
-
-    Parameters
-    ----------
-    target : Target, optional
-        Of functions that name none; without it, all are taken for functions for a CPU.
     """
 
     target: Target | None = None
+    """Of functions that name none; without it, all are taken for functions for a CPU."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite the PrimFuncs of `mod`; one without such numbers stays the same object."""

@@ -40,14 +40,9 @@ class UnalignedArguments:
         def f(x: T.Buffer((n,))):                     def f(x: T.Buffer((n,))):
             for i in T.vectorized(4): ... x[i]            assert x.data % 16 == 0
                                                           for i in T.vectorized(4): ... x[i]
-
-    Parameters
-    ----------
-    target : Target
-        Of PrimFuncs that name none.
     """
 
-    target: Target
+    target: Target  # of PrimFuncs that name none
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite all PrimFuncs, those of users among them."""

@@ -35,28 +35,19 @@ from .repairs import LiftWorkspaces, NumberFirstExperts, RunThreadsInTurn, TakeP
 
 @dataclass(frozen=True)
 class Given:
-    """What MLC-LLM's passes get, besides the target.
-
-    Parameters
-    ----------
-    passes : module
-        Where they are.
-    metadata : dict
-        MLC-LLM's own, which some of them change: it reads memory usage and KV cache from there.
-    variable_bounds : mapping of str to int
-        With those that are no bounds, such as -1.
-    additional_tirs : mapping of str to PrimFunc
-        Functions for the loader of weights.
-    flashinfer, faster_transformer : bool
-        Whether to call these libraries, which are there.
-    """
+    """What MLC-LLM's passes get, besides the target."""
 
     passes: ModuleType
+    """Where they are."""
     metadata: dict[str, Any]
+    """MLC-LLM's own, which some of them change: it reads memory usage and KV cache from there."""
     variable_bounds: Mapping[str, int]
+    """With those that are no bounds, such as -1."""
     additional_tirs: Mapping[str, tirx.PrimFunc]
+    """Functions for the loader of weights."""
     flashinfer: bool
     faster_transformer: bool
+    """Whether to call these libraries, which are there."""
 
 
 def make_pipeline(

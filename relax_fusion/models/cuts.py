@@ -9,19 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of rows or columns of a weight that is cut by itself.
-
-    Parameters
-    ----------
-    size : int
-        How many there are.
-    parts : int
-        Into how many parts they are cut; where it is less than the workers are, neighbours among
-        these have the same one.  A last part that is not full is padded by zeros.
-    """
+    """A run of rows or columns of a weight that is cut by itself."""
 
     size: int
+    """How many there are."""
     parts: int
+    """Into how many parts they are cut; where it is less than the workers are, neighbours among
+    these have the same one.  A last part that is not full is padded by zeros."""
 
     @property
     def part(self) -> int:
@@ -39,22 +33,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a weight is spread over workers.
-
-    Parameters
-    ----------
-    shards : int
-        How many workers there are.
-    axis : int
-        0 for rows, which are output features, and 1 for columns.
-    segments : tuple[Segment, ...]
-        What is cut by itself, such as rows of queries, of keys and of values.  None: worker 0 has
-        all of it, and the others have zeros; so is a bias that is added to a sum over workers.
-    """
+    """How a weight is spread over workers."""
 
     shards: int
+    """How many workers there are."""
     axis: int = 0
+    """0 for rows, which are output features, and 1 for columns."""
     segments: tuple[Segment, ...] = ()
+    """What is cut by itself, such as rows of queries, of keys and of values.  None: worker 0 has
+    all of it, and the others have zeros; so is a bias that is added to a sum over workers."""
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the weight of which a worker has a part of a shape."""

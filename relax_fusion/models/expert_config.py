@@ -17,28 +17,19 @@ Width = Annotated[Count, Field(le=MAX_WIDTH)]
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a layer, in the place of its feed-forward network.
-
-    Parameters
-    ----------
-    count, chosen : int
-        How many there are, and how many each token goes to.
-    features : int
-        What the feed-forward network of one is wide.
-    renormalised : bool
-        Whether the shares of a token's experts are divided by their sum.
-    dense_layers : tuple of int
-        Layers that have none.
-    names : {"qwen", "mixtral"}
-        Whose names their weights have in a checkpoint.
-    """
+    """The experts of a layer, in the place of its feed-forward network."""
 
     count: Count
     chosen: Count
+    """How many there are, and how many each token goes to."""
     features: Width
+    """What the feed-forward network of one is wide."""
     renormalised: bool = True
+    """Whether the shares of a token's experts are divided by their sum."""
     dense_layers: tuple[Natural, ...] = ()
+    """Layers that have none."""
     names: Literal["qwen", "mixtral"] = "qwen"
+    """Whose names their weights have in a checkpoint."""
 
     def at(self, layer: int) -> Experts | None:
         """Return the experts of a layer, if it has some."""

@@ -169,27 +169,18 @@ def project_to_vocabulary(x: Tensor, weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Source of one parameter.
-
-    Parameters
-    ----------
-    names : tuple[str, ...]
-        Checkpoint tensors, concatenated along axis 0.
-    rows : tuple[int, ...]
-        Rows of each, where there are several.
-    transpose : bool
-        Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be transposed.
-    compute : Callable[[], numpy.ndarray], optional
-        Makes a parameter that no checkpoint holds; ``names`` is then empty.
-    cut : Cut, optional
-        How it is spread over workers, where it is.
-    """
+    """Source of one parameter."""
 
     names: tuple[str, ...] = ()
+    """Checkpoint tensors, concatenated along axis 0."""
     rows: tuple[int, ...] = ()
+    """Rows of each, where there are several."""
     transpose: bool = False
+    """Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be transposed."""
     compute: Callable[[], np.ndarray] | None = None
+    """Makes a parameter that no checkpoint holds; ``names`` is then empty."""
     cut: Cut | None = None
+    """How it is spread over workers, where it is."""
 
 
 class ExpertLinear(nn.Linear):

@@ -20,23 +20,16 @@ from .layers import attention, masked_attention, slice_rows
 
 @dataclass(frozen=True)
 class Place:
-    """The last tokens of a sequence, whose keys and values are in caches.
-
-    Parameters
-    ----------
-    seq_len : tirx.Expr or int
-        Tokens of the call.
-    total_len : tirx.Var
-        Tokens in the caches after it.
-    length : Tensor, optional
-        Tells how many there were before it, int32 ``[1]``, so that a step that counts it up is
-        followed by the next one without the host.  `total_len` is then at least the one after it,
-        and the call is of one token.
-    """
+    """The last tokens of a sequence, whose keys and values are in caches."""
 
     seq_len: tirx.Expr | int
+    """Tokens of the call."""
     total_len: tirx.Var
+    """Tokens in the caches after it."""
     length: Tensor | None = None
+    """Tells how many there were before it, int32 ``[1]``, so that a step that counts it up is
+    followed by the next one without the host.  `total_len` is then at least the one after it, and
+    the call is of one token."""
 
     @property
     def end(self) -> End:

@@ -28,15 +28,9 @@ Places = dict[str, tuple[int, tuple[Segment, ...]]]
 
 @dataclass(frozen=True)
 class Shards:
-    """Over how many workers a model is spread.
+    """Over how many workers a model is spread."""
 
-    Parameters
-    ----------
-    count : int
-        1: nothing is cut, and no collective is called.
-    """
-
-    count: int = 1
+    count: int = 1  # 1: nothing is cut, and no collective is called
 
     def segment(self, size: int, kinds: int | None = None) -> Segment:
         """Return how rows are cut of which there are `kinds` kinds, such as heads, at least."""

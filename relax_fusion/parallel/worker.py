@@ -50,25 +50,17 @@ class Worker:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a function ended on a worker.
-
-    Parameters
-    ----------
-    value : Any
-        What it returned.
-    error : str
-        What it raised, in one line; empty where it returned.
-    trace : str
-        The traceback.
-    lost : int, optional
-        The worker that did not give its part of a collective, if that is what was raised: what
-        went wrong is told by that worker then, or by its end.
-    """
+    """How a function ended on a worker."""
 
     value: Any = None
+    """What it returned."""
     error: str = ""
+    """What it raised, in one line; empty where it returned."""
     trace: str = ""
+    """The traceback."""
     lost: int | None = None
+    """The worker that did not give its part of a collective, if that is what was raised: what went
+    wrong is told by that worker then, or by its end."""
 
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -31,25 +31,17 @@ Form = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rounds have in common.
-
-    Parameters
-    ----------
-    passes : dict of str to FusingPass
-        Who proposes, by name; of two that save as much, the first takes.
-    options : FuseOptions
-        What the user said.
-    target, device
-        What kernels are for.
-    checker : Checker
-        Interprets matches, if `options` ask for it.
-    """
+    """What all rounds have in common."""
 
     passes: dict[str, FusingPass]
+    """Who proposes, by name; of two that save as much, the first takes."""
     options: FuseOptions
+    """What the user said."""
     target: Target
     device: DeviceSpec
+    """What kernels are for."""
     checker: Checker = field(default_factory=Checker)
+    """Interprets matches, if `options` ask for it."""
 
 
 class Round:

@@ -130,18 +130,10 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _ChainMatch(Match):
-    """A region as a match.
+    """A region as a match."""
 
-    Parameters
-    ----------
-    norms : tuple of Tensor
-        The operands that norms in front make for it alone.
-    whole : Chain, optional
-        What a region with the norms in front computes.
-    """
-
-    norms: tuple[Tensor, ...] = ()
-    whole: Chain | None = None
+    norms: tuple[Tensor, ...] = ()  # the operands that norms in front make for it alone
+    whole: Chain | None = None  # what a region with the norms in front computes
 
     @staticmethod
     def of_candidate(candidate: _Candidate, found: Sequence[_Candidate]) -> _ChainMatch:

@@ -18,22 +18,15 @@ from .selection import Proposal
 
 @dataclass(frozen=True)
 class _Entry:
-    """A decision, where it stands, and what it is about.
-
-    Parameters
-    ----------
-    rank, place : int
-        The number of the pass, and of the binding at which it found the chain.
-    about : tuple of relax.Var
-        Results of a chain that is declined.
-    decision : Decision
-        What is told.
-    """
+    """A decision, where it stands, and what it is about."""
 
     rank: int
     place: int
+    """The number of the pass, and of the binding at which it found the chain."""
     about: tuple[relax.Var, ...]
+    """Results of a chain that is declined."""
     decision: Decision
+    """What is told."""
 
 
 class Record:

@@ -24,42 +24,28 @@ seconds less those that are lost."""
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A kernel that a pass would put in the place of bindings.
-
-    Parameters
-    ----------
-    pattern : str
-        Name of the pass.
-    rank : int
-        Its place among the passes: of two kernels that save as much, the first pass's is made.
-    place : int
-        Index of the binding at which the chain was found.
-    at : relax.Var
-        Its variable.
-    match : Match
-        What is replaced, and by what.
-    inside, hidden, reads : frozenset of int
-        Indices of the bindings that the kernel computes, of those among them that are not there any
-        more, and of those that it reads.
-    choice : Choice, optional
-        The plans of the kernel; None until the estimator was asked.
-    saved_s : float
-        Seconds that the kernel is predicted to save.
-    is_planned : bool
-        Whether the user gave a plan for this workload.
-    """
+    """A kernel that a pass would put in the place of bindings."""
 
     pattern: str
+    """Name of the pass."""
     rank: int
+    """Its place among the passes: of two kernels that save as much, the first pass's is made."""
     place: int
+    """Index of the binding at which the chain was found."""
     at: relax.Var
     match: Match
+    """What is replaced, and by what."""
     inside: frozenset[int]
     hidden: frozenset[int]
     reads: frozenset[int]
+    """Indices of the bindings that the kernel computes, of those among them that are not there any
+    more, and of those that it reads."""
     choice: Choice | None = None
+    """The plans of the kernel; None until the estimator was asked."""
     saved_s: float = 0.0
+    """Seconds that the kernel is predicted to save."""
     is_planned: bool = False
+    """Whether the user gave a plan for this workload."""
 
     @property
     def gain(self) -> Gain:
@@ -121,24 +107,16 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Selection:
-    """What became of proposals.
-
-    Parameters
-    ----------
-    taken : list of Proposal
-        Those that are made.
-    lost : list of (Proposal, Proposal)
-        Those that save less than others, each with the one that has most of its bindings.
-    left : list of Proposal
-        All others that were not declined: what passes may propose otherwise, once those are made.
-    declined : list of (Proposal, Decline)
-        What the estimator has no plan for, or says not to make.
-    """
+    """What became of proposals."""
 
     taken: list[Proposal] = field(default_factory=list)
+    """Those that are made."""
     lost: list[tuple[Proposal, Proposal]] = field(default_factory=list)
+    """Those that save less than others, each with the one that has most of its bindings."""
     left: list[Proposal] = field(default_factory=list)
+    """All others that were not declined: what passes may propose otherwise, once those are made."""
     declined: list[tuple[Proposal, Decline]] = field(default_factory=list)
+    """What the estimator has no plan for, or says not to make."""
 
 
 def select(

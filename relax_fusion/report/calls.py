@@ -39,31 +39,21 @@ SHOWN_SIZES = (1, 16, 64, 256, 1024, 4096)
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of a function takes, by the plans of its chains.
-
-    Parameters
-    ----------
-    function : str
-        Its name.
-    sizes : dict of str to int
-        Its symbolic sizes.
-    fused_s : float
-        Seconds of fused chains.
-    rest_s : float, optional
-        The least that other kernels take; None where nobody counted them.
-    unfused_s, floor_s : float, optional
-        What our kernels for the parts of fused chains take, launched separately, and the least that
-        any kernels could take for these; None where one of them is not known.
-    """
+    """What one call of a function takes, by the plans of its chains."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     function: str
     sizes: dict[str, int]
+    """Its symbolic sizes."""
     fused_s: Seconds
+    """Seconds of fused chains."""
     rest_s: Seconds | None = None
+    """The least that other kernels take; None where nobody counted them."""
     unfused_s: Seconds | None = None
     floor_s: Seconds | None = None
+    """What our kernels for the parts of fused chains take, launched separately, and the least that
+    any kernels could take for these; None where one of them is not known."""
 
     @property
     def seconds(self) -> float:

@@ -45,74 +45,49 @@ name."""
 
 @dataclass(frozen=True)
 class Leftover:
-    """An operation that transformers are made of, and that no kernel of a chain computes.
-
-    Parameters
-    ----------
-    function, where : str
-        The Relax function, and the variable that the operation defines.
-    kind : Kind
-        What it is; "attention" is the operator, "routing" a choice of the largest, as of experts,
-        "norm and rope" one kernel of ours, which is apart from that of the heads' projection.
-    reason : str
-        Why it was left: the refusal of a pass, or what stands around it.
-    chain : str
-        The member of `CHAINS` that it would have been part of; empty if it is of none.
-    """
+    """An operation that transformers are made of, and that no kernel of a chain computes."""
 
     function: str
     where: str
+    """The Relax function, and the variable that the operation defines."""
     kind: Kind
+    """What it is; "attention" is the operator, "routing" a choice of the largest, as of experts,
+    "norm and rope" one kernel of ours, which is apart from that of the heads' projection."""
     reason: str
+    """Why it was left: the refusal of a pass, or what stands around it."""
     chain: str = ""
+    """The member of `CHAINS` that it would have been part of; empty if it is of none."""
 
 
 @dataclass(frozen=True)
 class Launches:
-    """The kernels that one call of a function runs.
-
-    Parameters
-    ----------
-    function : str
-        The Relax function.
-    kernels : tuple of str
-        Their names in the order of the calls.  Both branches of a condition are there, and what
-        other functions of the module run when they are called is not.
-    copies : tuple of (str, int)
-        Those that only move or cast elements, with the bytes that they read and write.  Lookups of
-        a matrix's rows, as embeddings are, updates in place and views are none of them.
-    symbols : tuple of (str, int)
-        The values of symbolic sizes for which bytes were counted.
-    memory, tvm_memory : int, optional
-        Bytes of all that it computes, where results that are read no more lend theirs to others;
-        and what TVM's default pipeline would take.  None where it is not known.
-    """
+    """The kernels that one call of a function runs."""
 
     function: str
+    """The Relax function."""
     kernels: tuple[str, ...]
+    """Their names in the order of the calls.  Both branches of a condition are there, and what
+    other functions of the module run when they are called is not."""
     copies: tuple[tuple[str, int], ...] = ()
+    """Those that only move or cast elements, with the bytes that they read and write.  Lookups of a
+    matrix's rows, as embeddings are, updates in place and views are none of them."""
     symbols: tuple[tuple[str, int], ...] = ()
+    """The values of symbolic sizes for which bytes were counted."""
     memory: int | None = None
     tvm_memory: int | None = None
+    """Bytes of all that it computes, where results that are read no more lend theirs to others; and
+    what TVM's default pipeline would take.  None where it is not known."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What became of one function.
-
-    Parameters
-    ----------
-    function : str
-        Its name.
-    chains : dict of str to (int, int)
-        For members of `CHAINS`: how many are in kernels of ours, of how many there are.
-    launches : Launches, optional
-        What it runs; None where the pipeline did not come that far.
-    """
+    """What became of one function."""
 
     function: str
     chains: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For members of `CHAINS`: how many are in kernels of ours, of how many there are."""
     launches: Launches | None = None
+    """What it runs; None where the pipeline did not come that far."""
 
     @property
     def per_layer(self) -> int | None:

@@ -61,76 +61,51 @@ class Decision:
 
 @dataclass(frozen=True)
 class Scheduling:
-    """Which rule scheduled one PrimFunc.
-
-    Parameters
-    ----------
-    function : str
-        Its name in the module.
-    rule : str
-        The class of the rule, with ``dlight.`` in front of one of TVM's; ``"Triton"`` where a
-        Triton kernel takes the function's place; empty where its loops stay as they are.
-    plans : PlanTable, optional
-        The tiles, where the rule went by a plan of ours.
-    refusals : tuple of (str, Decline)
-        Rules that were asked before and could not do it, with their reasons.
-    """
+    """Which rule scheduled one PrimFunc."""
 
     function: str
+    """Its name in the module."""
     rule: str
+    """The class of the rule, with ``dlight.`` in front of one of TVM's; ``"Triton"`` where a Triton
+    kernel takes the function's place; empty where its loops stay as they are."""
     plans: PlanTable | None = None
+    """The tiles, where the rule went by a plan of ours."""
     refusals: tuple[tuple[str, Decline], ...] = ()
+    """Rules that were asked before and could not do it, with their reasons."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A part of a graph in the place of which an algebraic rule put another.
-
-    Parameters
-    ----------
-    function, where : str
-        The Relax function and the variable.
-    rule : str
-        The formulas, before and after.
-    numbers : str
-        ``"exact"``, the sentence of ``docs/numerics.md`` that allows other roundings, or
-        ``"inexact"``.
-    saved_s : float
-        What it saves by the price of its operators, in seconds, at the largest sizes.
-    validation : str
-        As that of a `Decision`.
-    """
+    """A part of a graph in the place of which an algebraic rule put another."""
 
     function: str
     where: str
+    """The Relax function and the variable."""
     rule: str
+    """The formulas, before and after."""
     numbers: str
+    """``"exact"``, the sentence of ``docs/numerics.md`` that allows other roundings, or
+    ``"inexact"``."""
     saved_s: float
+    """What it saves by the price of its operators, in seconds, at the largest sizes."""
     validation: str = ""
+    """As that of a `Decision`."""
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Operators that no pattern took and one kernel computes, or two kernels for their price.
-
-    Parameters
-    ----------
-    function, where : str
-        The Relax function and the variable of the result.
-    names : tuple of str
-        The operators; of those that are two kernels the last of each.
-    apart_s, fused_s : float
-        Seconds as two kernels and as one; 0 where they are one anyway.
-    times : float
-        How often one kernel would compute an element of the first.
-    """
+    """Operators that no pattern took and one kernel computes, or two kernels for their price."""
 
     function: str
     where: str
+    """The Relax function and the variable of the result."""
     names: tuple[str, ...]
+    """The operators; of those that are two kernels the last of each."""
     apart_s: float = 0.0
     fused_s: float = 0.0
+    """Seconds as two kernels and as one; 0 where they are one anyway."""
     times: float = 1.0
+    """How often one kernel would compute an element of the first."""
 
     @property
     def joined(self) -> bool:
@@ -140,21 +115,11 @@ class Joining:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A pass, or a chain, without which a module was compiled, as it could not be with it.
+    """A pass, or a chain, without which a module was compiled, as it could not be with it."""
 
-    Parameters
-    ----------
-    name : str
-        Of the pass; or the key of the chain's workload, whose decision has the rest.
-    where : str
-        The pass that failed.
-    error : str
-        The class of the error and the first line of its message.
-    """
-
-    name: str
-    where: str
-    error: str
+    name: str  # of the pass; or the key of the chain's workload, whose decision has the rest
+    where: str  # the pass that failed
+    error: str  # the class of the error and the first line of its message
 
     def __str__(self) -> str:
         return f"{self.name} ({self.where} failed: {self.error})"

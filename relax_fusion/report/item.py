@@ -85,60 +85,42 @@ class Array:
 
 @dataclass(frozen=True)
 class Item:
-    """What one kernel, or one operator that was left, multiplies.
-
-    Parameters
-    ----------
-    function : str
-        The phase: ``prefill`` and ``decode`` of a decoder, or the function's name.
-    kind : {"matmul", "attention", "chain", "convolution", "collective", "call"}
-        What it is; a "chain" has several matmuls in a row; a "collective" is between workers, of
-        the array that one receives; a "call" is of a function outside of the module, whose work is
-        not known.
-    chain : str
-        How it is written: the steps of a fused chain, or the operator.
-    status : {"fused", "left", "outside"}
-        Whether it is in a kernel of ours, was left, or is no part of the module.
-    dtype : str
-        Of what is multiplied.
-    storage : str
-        How weights are stored: their dtype, or the format of packed ones; empty where there is no
-        weight.
-    products : tuple of Product
-        Its matmuls; of an attention scores and values.  Empty where they are not known.
-    arrays : tuple of Array
-        What it reads and writes; of a fused chain `work` says that.
-    where : str
-        The first variable that it defines.
-    kernel, reason : str
-        Of a fused chain the kernel; of another why it was left.
-    count : int
-        How often one call of the function does it.
-    dims : tuple of (str, int or str)
-        The workload's dynamic dimensions: the name in its graph, and what it is in the function.
-    note : str
-        What a reader of the numbers should know.
-    work : Workload, optional
-        What the kernel of a fused chain computes; that of its decision.
-    """
+    """What one kernel, or one operator that was left, multiplies."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     function: str
+    """The phase: ``prefill`` and ``decode`` of a decoder, or the function's name."""
     kind: Kind
+    """What it is; a "chain" has several matmuls in a row; a "collective" is between workers, of the
+    array that one receives; a "call" is of a function outside of the module, whose work is not
+    known."""
     chain: str
+    """How it is written: the steps of a fused chain, or the operator."""
     status: Status
+    """Whether it is in a kernel of ours, was left, or is no part of the module."""
     dtype: str
+    """Of what is multiplied."""
     storage: str = ""
+    """How weights are stored: their dtype, or the format of packed ones; empty where there is no
+    weight."""
     products: tuple[Product, ...] = ()
+    """Its matmuls; of an attention scores and values.  Empty where they are not known."""
     arrays: tuple[Array, ...] = ()
+    """What it reads and writes; of a fused chain `work` says that."""
     where: str = ""
+    """The first variable that it defines."""
     kernel: str = ""
     reason: str = ""
+    """Of a fused chain the kernel; of another why it was left."""
     count: int = 1
+    """How often one call of the function does it."""
     dims: tuple[tuple[str, Extent], ...] = ()
+    """The workload's dynamic dimensions: the name in its graph, and what it is in the function."""
     note: str = ""
+    """What a reader of the numbers should know."""
     work: Annotated[Workload | None, InstanceOf()] = None
+    """What the kernel of a fused chain computes; that of its decision."""
 
     @property
     def names(self) -> frozenset[str]:

@@ -20,80 +20,53 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class FunctionChange:
-    """What a pass did to one function.
-
-    Parameters
-    ----------
-    function : str
-        Its name in the module.
-    kind : {"graph", "kernel", "other"}
-        A Relax function, a PrimFunc, or neither.
-    what : {"added", "changed", "removed"}
-        What was done.
-    before, after : int
-        Lines of its text; 0 where there is none.
-    hunks : tuple of Hunk
-        Where the text changed; of an added function the text itself, of a removed one nothing.
-    left_out : str
-        What is missing in `hunks`, as a sentence.
-    """
+    """What a pass did to one function."""
 
     function: str
+    """Its name in the module."""
     kind: Kind
+    """A Relax function, a PrimFunc, or neither."""
     what: Literal["added", "changed", "removed"]
+    """What was done."""
     before: int
     after: int
+    """Lines of its text; 0 where there is none."""
     hunks: tuple[Hunk, ...] = ()
+    """Where the text changed; of an added function the text itself, of a removed one nothing."""
     left_out: str = ""
+    """What is missing in `hunks`, as a sentence."""
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass, and the module behind it.
-
-    Parameters
-    ----------
-    name : str
-        As TVM knows the pass.
-    seconds : float
-        How long it ran.
-    graphs, kernels : int
-        Relax functions and PrimFuncs of the module behind it.
-    lines, bindings : int
-        Of their texts, and of the Relax functions.
-    changes : tuple of FunctionChange
-        Functions that it added, changed and removed: graphs first, then by name.
-    """
+    """One pass, and the module behind it."""
 
     name: str
+    """As TVM knows the pass."""
     seconds: float
+    """How long it ran."""
     graphs: int = 0
     kernels: int = 0
+    """Relax functions and PrimFuncs of the module behind it."""
     lines: int = 0
     bindings: int = 0
+    """Of their texts, and of the Relax functions."""
     changes: tuple[FunctionChange, ...] = ()
+    """Functions that it added, changed and removed: graphs first, then by name."""
 
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase.
-
-    Parameters
-    ----------
-    file : str
-        Where the module behind it is.
-    title : str
-        What the phase is doing.
-    seconds : float
-        How long its passes ran.
-    passes : tuple of PassRecord
-        In their order; the last may be one that failed, with no change.
-    """
+    """One phase."""
 
     file: str
+    """Where the module behind it is."""
     title: str
+    """What the phase is doing."""
     seconds: float
+    """How long its passes ran."""
     passes: tuple[PassRecord, ...] = ()
+    """In their order; the last may be one that failed, with no change."""
 
 
 @dataclass(frozen=True)

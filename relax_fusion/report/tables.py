@@ -58,18 +58,12 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title.
-
-    Parameters
-    ----------
-    title : str
-        What they tell; empty where their head says it.
-    rows : sequence of sequence of str
-        The first is the head; where it is alone, there is nothing to tell.
-    """
+    """Rows under a title."""
 
     title: str
+    """What they tell; empty where their head says it."""
     rows: Sequence[Sequence[str]]
+    """The first is the head; where it is alone, there is nothing to tell."""
 
     def __bool__(self) -> bool:
         """Tell whether there is a row below the head."""

@@ -36,22 +36,15 @@ _NAME = re.compile(r"(?<![.\"\w])[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Hunk:
-    """One place where a text changed, or several that changed in the same way.
-
-    Parameters
-    ----------
-    before, after : int
-        The line, from 1 on, at which the first of the places begins in each of the texts.
-    lines : tuple of str
-        The lines of that place; the first character of each is ``-``, ``+`` or a space.
-    times : int
-        How many places: the same lines, but for the names of their variables.
-    """
+    """One place where a text changed, or several that changed in the same way."""
 
     before: int
     after: int
+    """The line, from 1 on, at which the first of the places begins in each of the texts."""
     lines: tuple[str, ...]
+    """The lines of that place; the first character of each is ``-``, ``+`` or a space."""
     times: int = 1
+    """How many places: the same lines, but for the names of their variables."""
 
 
 def changes(

@@ -57,27 +57,18 @@ class Texts:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What is known of a compilation.
-
-    Parameters
-    ----------
-    path : str
-        Where it was read.
-    facts : dict
-        What the file says of the model and its options, by their names.
-    report : Report
-        What was decided.
-    files : dict of str to int
-        Bytes of the directory's files; empty where only a report was given.
-    bounds : dict of str to int
-        Largest values of symbolic sizes.
-    """
+    """What is known of a compilation."""
 
     path: str
+    """Where it was read."""
     facts: dict[str, Any]
+    """What the file says of the model and its options, by their names."""
     report: Report
+    """What was decided."""
     files: dict[str, int] = field(default_factory=dict)
+    """Bytes of the directory's files; empty where only a report was given."""
     bounds: dict[str, int] = field(default_factory=dict)
+    """Largest values of symbolic sizes."""
 
     def fact(self, name: str) -> Any:
         """Return a fact about the model; None where it is not known."""

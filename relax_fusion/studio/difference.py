@@ -30,19 +30,13 @@ SAME_S = 1e-3
 
 @dataclass(frozen=True, order=True)
 class ChainKey:
-    """What tells a chain from others, whatever its dtype and its variables are called.
-
-    Parameters
-    ----------
-    function, chain : str
-        Where it is, and the pass and the steps.
-    sizes : str
-        M x N x K of its matmuls.
-    """
+    """What tells a chain from others, whatever its dtype and its variables are called."""
 
     function: str
     chain: str
+    """Where it is, and the pass and the steps."""
     sizes: str
+    """M x N x K of its matmuls."""
 
     @staticmethod
     def of(item: Item) -> ChainKey:

@@ -39,21 +39,11 @@ class DeviceCosts:
 
 @dataclass(frozen=True)
 class Points:
-    """The values at which one function is counted.
-
-    Parameters
-    ----------
-    function : str
-        Its name.
-    ranges : dict of str to SizeRange
-        Values that were given, by the names of sizes.
-    values : list of dict
-        Every combination, those of sizes that nobody gave among them.
-    """
+    """The values at which one function is counted."""
 
     function: str
-    ranges: Mapping[str, SizeRange]
-    values: list[dict[str, int]]
+    ranges: Mapping[str, SizeRange]  # values that were given, by the names of sizes
+    values: list[dict[str, int]]  # every combination, those of sizes that nobody gave among them
 
 
 def product_cells(item: Item, values: Sequence[Mapping[str, int]]) -> tuple[str, str, str, str]:

@@ -28,21 +28,15 @@ Loops = frozenset[str]
 
 @dataclass(frozen=True)
 class TileLoop:
-    """A loop over tiles of an axis.
-
-    Parameters
-    ----------
-    name : str
-        Of the axis.
-    size : int
-        Of the axis, in elements.
-    batch : bool
-        Whether its tile is one element: both operands of a contraction have it, or all statements.
-    """
+    """A loop over tiles of an axis."""
 
     name: str
+    """Of the axis."""
     size: int
+    """Of the axis, in elements."""
     batch: bool
+    """Whether its tile is one element: both operands of a contraction have it, or all
+    statements."""
 
 
 @dataclass(frozen=True)
@@ -63,34 +57,23 @@ class Access:
 
 @dataclass(frozen=True)
 class Step:
-    """A statement of the graph, as far as its place in a nest of loops goes.
-
-    Parameters
-    ----------
-    makes : Access
-        The tensor that it makes.
-    loops, reduced : frozenset of str
-        The loops that it has, and those of them that it combines over.
-    reads : tuple of Access
-        What it reads, each once.
-    waits : frozenset of str
-        Reductions that have to be complete before it, directly or through what it reads.
-    flops : int
-        Of an element.
-    dtype : str
-        In which it multiplies, where it is a contraction; else empty.
-    slots : tuple of (frozenset of str, int)
-        Instructions of a GPU's thread, and the loops along which they are done.
-    """
+    """A statement of the graph, as far as its place in a nest of loops goes."""
 
     makes: Access
+    """The tensor that it makes."""
     loops: Loops
     reduced: Loops
+    """The loops that it has, and those of them that it combines over."""
     reads: tuple[Access, ...]
+    """What it reads, each once."""
     waits: frozenset[str]
+    """Reductions that have to be complete before it, directly or through what it reads."""
     flops: int
+    """Of an element."""
     dtype: str
+    """In which it multiplies, where it is a contraction; else empty."""
     slots: tuple[tuple[Loops, int], ...]
+    """Instructions of a GPU's thread, and the loops along which they are done."""
 
     @property
     def out(self) -> str:

@@ -37,17 +37,12 @@ PART = "part"
 
 @dataclass(frozen=True)
 class SplitGraph:
-    """The two launches.
-
-    Parameters
-    ----------
-    partial, merging : Graph
-        The first makes tensors of partial sums, called as the sums with ``_parts`` behind, which
-        the second reads.
-    """
+    """The two launches."""
 
     partial: Graph
     merging: Graph
+    """The first makes tensors of partial sums, called as the sums with ``_parts`` behind, which the
+    second reads."""
 
 
 def recomputed(space: IterationSpace, structure: Structure) -> dict[str, tuple[str, ...]]:

@@ -81,22 +81,15 @@ Node = Loop | Load | Compute | Store
 
 @dataclass(frozen=True)
 class Structure:
-    """What a block of the grid does, for tiles of any size.
-
-    Parameters
-    ----------
-    grid : tuple of str
-        The loops that are axes of the grid.
-    body : tuple of Node
-        What each block does, in order.
-    kept : tuple of (str, tuple of str)
-        Tensors of which tiles are kept for all iterations of loops: sums that are continued
-        later, and what a later loop reads again.
-    """
+    """What a block of the grid does, for tiles of any size."""
 
     grid: tuple[str, ...]
+    """The loops that are axes of the grid."""
     body: tuple[Node, ...]
+    """What each block does, in order."""
     kept: tuple[tuple[str, tuple[str, ...]], ...]
+    """Tensors of which tiles are kept for all iterations of loops: sums that are continued later,
+    and what a later loop reads again."""
 
     def __str__(self) -> str:
         """Return the tree: ``grid m h: n(k(L_A, L_B, C_C), L_D, C_E), S_E``."""

@@ -20,55 +20,38 @@ class Interface:
     """How a compiled model is called from outside.
 
     An input is a tensor or a number anywhere in the arguments.
-
-    Parameters
-    ----------
-    module : str
-        The class of the model.
-    device : str
-        Where its tensors are.
-    held : tuple of str
-        The names of the weights and buffers that are the first arguments of the graph.
-    parameters : tuple of str
-        The names of the arguments that can be passed by place, in order.
-    places : int
-        How many of them the model was compiled with by place.
-    keywords : tuple of str
-        The names of the arguments that it was compiled with by name, in order.
-    names : tuple of str
-        What each input is called.
-    shapes : tuple of tuple
-        The least and the largest size of each dimension of each input; None for no limit.
-    symbols : tuple of tuple
-        For each dimension of each input a symbol, a factor and an offset that make its size; the
-        symbol is empty where the size is fixed, or another expression.
-    dtypes : tuple of str
-        The dtype of each input; empty for what is no tensor.
-    constants : tuple
-        The inputs that are no tensors, which are a part of the code; None for the others.
-    mutated : tuple of tuple
-        The argument of the graph that takes a result, and the number of that result; the caller
-        gets those behind.
-    results : tuple of tuple
-        Whether a result is a tensor, and what it is if not.
-    replay : bool
-        Whether calls are captured as CUDA graphs.
     """
 
     module: str
+    """The class of the model."""
     device: str
+    """Where its tensors are."""
     held: tuple[str, ...]
+    """The names of the weights and buffers that are the first arguments of the graph."""
     parameters: tuple[str, ...]
+    """The names of the arguments that can be passed by place, in order."""
     places: Natural
+    """How many of them the model was compiled with by place."""
     keywords: tuple[str, ...]
+    """The names of the arguments that it was compiled with by name, in order."""
     names: tuple[str, ...]
+    """What each input is called."""
     shapes: tuple[tuple[tuple[Natural, Natural | None], ...], ...]
+    """The least and the largest size of each dimension of each input; None for no limit."""
     symbols: tuple[tuple[tuple[str, int, int], ...], ...]
+    """For each dimension of each input a symbol, a factor and an offset that make its size; the
+    symbol is empty where the size is fixed, or another expression."""
     dtypes: tuple[str, ...]
+    """The dtype of each input; empty for what is no tensor."""
     constants: tuple[bool | int | float | str | None, ...]
+    """The inputs that are no tensors, which are a part of the code; None for the others."""
     mutated: tuple[tuple[Natural, Natural], ...]
+    """The argument of the graph that takes a result, and the number of that result; the caller gets
+    those behind."""
     results: tuple[tuple[bool, bool | int | float | str | None], ...]
+    """Whether a result is a tensor, and what it is if not."""
     replay: bool
+    """Whether calls are captured as CUDA graphs."""
 
     def __str__(self) -> str:
         """Render as ``Linear on cpu: x float32 [1 to 512, 64]``."""

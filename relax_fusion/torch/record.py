@@ -17,68 +17,44 @@ class PieceRecord:
 
     An order is a permutation of a tensor's dimensions from the slowest to the fastest: permuted so,
     it is row-major, as compiled code takes and makes it.
-
-    Parameters
-    ----------
-    inputs : tuple of int
-        The arguments that are passed as tensors, in the order of the function's parameters.
-    weights : int
-        How many of them, at the end, are the same tensors in every call.
-    sizes : tuple of int
-        The arguments that are passed, as one shape, in front of the weights: no tensor has them.
-    taken, returned : tuple of tuple of int
-        The orders of the inputs, and of the results.
-    written : tuple of int
-        Which inputs, by their place among them, are caches that are written in place.
-    constant : tuple of int
-        The results that depend on no input: compiled code returns the same memory in every call.
     """
 
     inputs: tuple[Natural, ...]
+    """The arguments that are passed as tensors, in the order of the function's parameters."""
     weights: Natural
+    """How many of them, at the end, are the same tensors in every call."""
     sizes: tuple[Natural, ...]
+    """The arguments that are passed, as one shape, in front of the weights: no tensor has them."""
     taken: tuple[tuple[Natural, ...], ...]
     returned: tuple[tuple[Natural, ...], ...]
+    """The orders of the inputs, and of the results."""
     written: tuple[Natural, ...]
+    """Which inputs, by their place among them, are caches that are written in place."""
     constant: tuple[Natural, ...]
+    """The results that depend on no input: compiled code returns the same memory in every call."""
 
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """How a graph was cut.
-
-    Parameters
-    ----------
-    operators : tuple of tuple of int
-        The nodes of each piece, by their numbers in the graph.
-    pieces : tuple of PieceRecord
-        The pieces.
-    verdicts : tuple of str
-        What the report has of each piece.
-    left : tuple of str
-        For each operator that stays in PyTorch, why.
-    """
+    """How a graph was cut."""
 
     operators: tuple[tuple[Natural, ...], ...]
+    """The nodes of each piece, by their numbers in the graph."""
     pieces: tuple[InstanceOf[PieceRecord], ...]
     verdicts: tuple[str, ...]
+    """What the report has of each piece."""
     left: tuple[str, ...]
+    """For each operator that stays in PyTorch, why."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What becomes of a piece's results, by their numbers.
-
-    Parameters
-    ----------
-    copies : tuple of tuple
-        An argument of the piece, and the result that is copied to it behind each call.
-    returned : frozenset of int
-        The results that the caller looks at.
-    """
+    """What becomes of a piece's results, by their numbers."""
 
     copies: tuple[tuple[int, int], ...]
+    """An argument of the piece, and the result that is copied to it behind each call."""
     returned: frozenset[int]
+    """The results that the caller looks at."""
 
 
 def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:

@@ -56,18 +56,13 @@ class AttachFunctionAttrs:
 
     rewrite: ``def decode(...)`` ->
     ``def decode(...): R.func_attr({"tir_var_upper_bound": ..., ...})``
-
-    Parameters
-    ----------
-    bounds : mapping of str to int
-        Largest values of symbolic variables; they go to every function.
-    hints : mapping of str to sequence of str
-        By function name: variables that a captured CUDA graph may depend on.  A name that the
-        module lacks is no error: MLC-LLM gives the same ones for every model.
     """
 
     bounds: Mapping[str, int]
+    """Largest values of symbolic variables; they go to every function."""
     hints: Mapping[str, Sequence[str]]
+    """By function name: variables that a captured CUDA graph may depend on.  A name that the module
+    lacks is no error: MLC-LLM gives the same ones for every model."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with attributes; `mod` itself if there are none to attach."""
@@ -94,14 +89,10 @@ class AttachAdditionalPrimFuncs:
     """Add PrimFuncs to the module under given names, callable from outside.
 
     rewrite: ``module`` -> ``module; @T.prim_func def name(...)`` for each name
-
-    Parameters
-    ----------
-    functions : mapping of str to PrimFunc
-        By the names that they get; a name that the module has already is refused.
     """
 
     functions: Mapping[str, tirx.PrimFunc]
+    """By the names that they get; a name that the module has already is refused."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with the functions; refuse a name that is taken."""
@@ -124,14 +115,10 @@ class AttachMetadata:
     The planned memory of each function, in bytes, is part of it.
 
     rewrite: ``module`` -> ``module; def _metadata(): return R.str("{...}")``
-
-    Parameters
-    ----------
-    metadata : mapping
-        What to attach, JSON-serialisable; nothing is added if it is empty.
     """
 
     metadata: Mapping[str, Any]
+    """What to attach, JSON-serialisable; nothing is added if it is empty."""
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with the function; `mod` itself if there is no metadata."""

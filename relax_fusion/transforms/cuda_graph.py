@@ -46,15 +46,11 @@ class CaptureCUDAGraphs:
         a call that would be recorded is more than launches of kernels, such as a packed function,
         whose work on the host would be done once and not again; or memory is planned on more than
         one device, which TVM's pass does not take.  The module is left as it is.
-
-    Parameters
-    ----------
-    enabled : bool
-        What to do where the PassContext does not say.  Where it has the option
-        ``relax.backend.use_cuda_graph``, TVM's pass does as it is told there, and nothing else.
     """
 
     enabled: bool = True
+    """What to do where the PassContext does not say.  Where it has the option
+    ``relax.backend.use_cuda_graph``, TVM's pass does as it is told there, and nothing else."""
 
     def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`, or none."""

@@ -38,21 +38,14 @@ PhaseRunner = Callable[[str, str, Sequence[Pass], ir.IRModule], ir.IRModule]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be dumped.
-
-    Parameters
-    ----------
-    directory : Path, optional
-        Where to; nothing is dumped without.
-    functions : tuple of str
-        Names of functions, which are dumped with those that they call; empty for all.
-    phases : tuple of str
-        What the names of their files have behind ``debug-phase``, or ``final``; empty for all.
-    """
+    """What is to be dumped."""
 
     directory: Path | None = None
+    """Where to; nothing is dumped without."""
     functions: tuple[str, ...] = ()
+    """Names of functions, which are dumped with those that they call; empty for all."""
     phases: tuple[str, ...] = ()
+    """What the names of their files have behind ``debug-phase``, or ``final``; empty for all."""
 
     def check_phases(self, files: Sequence[str]) -> None:
         """Refuse, by a `PipelineError`, phases that have none of these files."""

@@ -27,21 +27,15 @@ FIXED_ATTR = "relax_fusion.fixed_arguments"
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is known of a PrimFunc's arguments at all of its calls.
-
-    Parameters
-    ----------
-    arguments : tuple of bool
-        Whether every caller passes one of its own parameters (or a part of a tuple among them, or
-        a constant), and changes it nowhere in place.
-    leads : bool
-        Whether it may be the first to be launched by a function: without elements, nothing is.  The
-        kernel in front of it is then the caller's, which may have written what the function gets as
-        a parameter.
-    """
+    """What is known of a PrimFunc's arguments at all of its calls."""
 
     arguments: tuple[bool, ...]
+    """Whether every caller passes one of its own parameters (or a part of a tuple among them, or a
+    constant), and changes it nowhere in place."""
     leads: bool
+    """Whether it may be the first to be launched by a function: without elements, nothing is.  The
+    kernel in front of it is then the caller's, which may have written what the function gets as a
+    parameter."""
 
     @classmethod
     def of(cls, func: tirx.PrimFunc) -> Fixed | None:

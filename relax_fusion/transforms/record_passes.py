@@ -19,21 +19,14 @@ from .running import name_of, run_pass
 
 @dataclass(frozen=True)
 class FunctionText:
-    """A function as text.
-
-    Parameters
-    ----------
-    kind : {"graph", "kernel", "other"}
-        ``graph`` of a Relax function, ``kernel`` of a PrimFunc, ``other`` of what is elsewhere.
-    lines : tuple of str
-        TVMScript; constants are left out of it.
-    bindings : int
-        Of a Relax function: how many values it names.
-    """
+    """A function as text."""
 
     kind: Kind
+    """``graph`` of a Relax function, ``kernel`` of a PrimFunc, ``other`` of what is elsewhere."""
     lines: tuple[str, ...]
+    """TVMScript; constants are left out of it."""
     bindings: int = 0
+    """Of a Relax function: how many values it names."""
 
 
 def kind_of(func: ir.BaseFunc) -> Kind:

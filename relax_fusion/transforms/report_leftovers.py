@@ -45,20 +45,11 @@ class ReportLeftovers:
     """Record the operations of transformers that are left behind the patterns, each by its kind.
 
     The module stays as it is.  What nothing reads is not recorded.
-
-    Parameters
-    ----------
-    leftovers : list of Leftover
-        Gets one for each operation.
-    decisions : list of Decision
-        What the fusing passes decided.
-    disabled : collection of str
-        Names of passes that did not run.
     """
 
-    leftovers: list[Leftover]
-    decisions: Sequence[Decision] = ()
-    disabled: Collection[str] = ()
+    leftovers: list[Leftover]  # gets one for each operation
+    decisions: Sequence[Decision] = ()  # what the fusing passes decided
+    disabled: Collection[str] = ()  # names of passes that did not run
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Look at every function of `mod`, and return it."""

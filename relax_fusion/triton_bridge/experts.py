@@ -80,27 +80,13 @@ def _form(work: ExpertMatmul) -> ExpertForm:
 
 @dataclass(frozen=True)
 class ExpertCall:
-    """A matmul by experts: its form, its tensors, and the dtype of its result.
+    """A matmul by experts: its form, its tensors, and the dtype of its result."""
 
-    Parameters
-    ----------
-    form : ExpertForm
-        What is known when kernels are compiled.
-    tensors : ExpertTensors
-        Arguments of a kernel; those of a share are added by token.
-    tokens : int or PrimExpr
-        How many tokens there are.
-    out_dtype : str
-        A dtype of TVM.
-    dependent : bool
-        Whether launches may overlap the end of the one before them.
-    """
-
-    form: ExpertForm
-    tensors: ExpertTensors
-    tokens: Any
-    out_dtype: str
-    dependent: bool
+    form: ExpertForm  # what is known when kernels are compiled
+    tensors: ExpertTensors  # arguments of a kernel; those of a share are added by token
+    tokens: Any  # how many tokens there are
+    out_dtype: str  # a dtype of TVM
+    dependent: bool  # whether launches may overlap the end of the one before them
 
     def steps(
         self, plan: ExpertPlan, workspaces: dict[str, Workspace], most: int | None

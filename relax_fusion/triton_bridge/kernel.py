@@ -27,21 +27,11 @@ _FORMAT = 2  # part of every key: raise it when `CompiledKernel` changes
 
 @dataclass(frozen=True)
 class KernelOptions(LaunchOptions):
-    """How a kernel is compiled, and launched as `LaunchOptions` says.
+    """How a kernel is compiled, and launched as `LaunchOptions` says."""
 
-    Parameters
-    ----------
-    num_warps : int
-        Warps of one program, a power of two from 1 to 32.
-    num_stages : int
-        Depth of the software pipelines of its loops.
-    maxnreg : int, optional
-        Most registers a thread may use.
-    """
-
-    num_warps: int = 4
-    num_stages: int = 3
-    maxnreg: int | None = None
+    num_warps: int = 4  # warps of one program, a power of two from 1 to 32
+    num_stages: int = 3  # depth of the software pipelines of its loops
+    maxnreg: int | None = None  # most registers a thread may use
 
     def __post_init__(self) -> None:
         power_of_two("num_warps", self.num_warps, 32)
@@ -73,31 +63,20 @@ class KernelOptions(LaunchOptions):
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Everything that decides the code of one kernel.
-
-    Parameters
-    ----------
-    function : triton.JITFunction
-        The kernel.
-    types : mapping of str to str
-        Triton's type of every parameter: ``"*fp16"``, ``"i32"``, ``"fp32"``, ``"constexpr"``,
-        ``"tensordesc<fp16[64, 64]>"``; fields of a named tuple by names like ``"x.stride"``.
-    constexprs : mapping of str to object
-        The value of every ``"constexpr"`` parameter.
-    aligned : frozenset of str
-        Parameters whose address or value is a multiple of `ALIGNMENT`.
-    capability : int
-        Compute capability, ten times major plus minor: 90 for sm_90a.
-    options : KernelOptions
-        How it is compiled and launched.
-    """
+    """Everything that decides the code of one kernel."""
 
     function: JITFunction
     types: Mapping[str, str]
+    """Triton's type of every parameter: ``"*fp16"``, ``"i32"``, ``"fp32"``, ``"constexpr"``,
+    ``"tensordesc<fp16[64, 64]>"``; fields of a named tuple by names like ``"x.stride"``."""
     constexprs: Mapping[str, Any]
+    """The value of every ``"constexpr"`` parameter."""
     aligned: frozenset[str]
+    """Parameters whose address or value is a multiple of `ALIGNMENT`."""
     capability: int
+    """Compute capability, ten times major plus minor: 90 for sm_90a."""
     options: KernelOptions = field(default_factory=KernelOptions)
+    """How it is compiled and launched."""
 
     @property
     def name(self) -> str:

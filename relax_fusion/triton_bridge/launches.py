@@ -56,19 +56,13 @@ AnyStep: TypeAlias = Step | SourceStep
 
 @dataclass(frozen=True)
 class FixedWeights:
-    """Inputs that no kernel of their function writes.
-
-    Parameters
-    ----------
-    inputs : sequence of relax.Var
-        Which they are.
-    leads : bool
-        Whether the contraction may be what its function launches first, so that the kernel in front
-        is the caller's and may have written them.
-    """
+    """Inputs that no kernel of their function writes."""
 
     inputs: Sequence[ir.Expr] = ()
+    """Which they are."""
     leads: bool = True
+    """Whether the contraction may be what its function launches first, so that the kernel in front
+    is the caller's and may have written them."""
 
 
 NOTHING_FIXED = FixedWeights()

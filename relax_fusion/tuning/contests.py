@@ -28,24 +28,16 @@ MOST_TOLD = 5
 
 @dataclass(frozen=True)
 class Contest:
-    """Plans that are measured against each other, for the sizes of one box.
-
-    Parameters
-    ----------
-    box : Box
-        Where the fastest is to serve.
-    sizes : tuple of Size
-        At which they are measured: those at which they are priced, and the one that reports tell.
-    plans : tuple of TilePlan
-        The one that is chosen by its price, and others in the order of theirs.
-    seconds : float
-        What the first is predicted to take at the last size.
-    """
+    """Plans that are measured against each other, for the sizes of one box."""
 
     box: Box
+    """Where the fastest is to serve."""
     sizes: tuple[Size, ...]
+    """At which they are measured: those at which they are priced, and the one that reports tell."""
     plans: tuple[TilePlan, ...]
+    """The one that is chosen by its price, and others in the order of theirs."""
     seconds: float
+    """What the first is predicted to take at the last size."""
 
 
 def shortlist(work: Workload, dev: DeviceSpec, backend: Backend, most: int = MOST) -> list[Contest]:
@@ -93,32 +85,22 @@ def _nearest(found: Sequence[Option], each: Range, most: int) -> list[TilePlan]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The plans of a workload at one size.
-
-    Parameters
-    ----------
-    chain : str
-        The pass that found it, and how it is written.
-    key : str
-        Of the workload.
-    calls : int
-        How often the module calls it.
-    size : Size
-        Where the times are from.
-    priced, fastest : TilePlan
-        The plan of the best price, and the one of the least time.
-    priced_s, fastest_s : float
-        Their measured seconds.
-    """
+    """The plans of a workload at one size."""
 
     chain: str
+    """The pass that found it, and how it is written."""
     key: str
+    """Of the workload."""
     calls: int
+    """How often the module calls it."""
     size: Size
+    """Where the times are from."""
     priced: TilePlan
     fastest: TilePlan
+    """The plan of the best price, and the one of the least time."""
     priced_s: float
     fastest_s: float
+    """Their measured seconds."""
 
     @property
     def gain(self) -> float:

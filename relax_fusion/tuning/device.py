@@ -137,21 +137,11 @@ Function = tuple[relax.VirtualMachine, str]
 
 @dataclass(frozen=True)
 class MeasuringDevice:
-    """A device, and the session with the machine that has it.
+    """A device, and the session with the machine that has it."""
 
-    Parameters
-    ----------
-    device : tvm.runtime.Device
-        Of the session, where there is one.
-    on_gpu : bool
-        Whether it is a GPU, whose caches are emptied before each sample.
-    session : RPCSession, optional
-        None: the device is of this machine.
-    """
-
-    device: tvm.runtime.Device
-    on_gpu: bool
-    session: Any = None
+    device: tvm.runtime.Device  # of the session, where there is one
+    on_gpu: bool  # whether it is a GPU, whose caches are emptied before each sample
+    session: Any = None  # none: the device is of this machine
 
     @property
     def machine(self) -> str:

@@ -46,21 +46,11 @@ added); assumed elsewhere."""
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep over the kernels for one device.
+    """A sweep over the kernels for one device."""
 
-    Parameters
-    ----------
-    target : Target
-        What they are compiled for.
-    base : DeviceSpec
-        What the device is by the table, and by its driver.
-    device : MeasuringDevice
-        Where they run.
-    """
-
-    target: Target
-    base: DeviceSpec
-    device: MeasuringDevice
+    target: Target  # what they are compiled for
+    base: DeviceSpec  # what the device is by the table, and by its driver
+    device: MeasuringDevice  # where they run
 
     @property
     def machine(self) -> str:

@@ -43,21 +43,11 @@ class Heads:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many keys there are, where a tensor tells it: ``lengths[b] + more`` of batch entry b.
+    """How many keys there are, where a tensor tells it: ``lengths[b] + more`` of batch entry b."""
 
-    Parameters
-    ----------
-    dtype : {"int32", "int64"}
-        Of the tensor.
-    by_batch : bool
-        Whether each batch entry has a number of its own; else one is for all.
-    more : int
-        What is added to it.
-    """
-
-    dtype: str
-    by_batch: bool
-    more: int = 0
+    dtype: str  # of the tensor: int32 or int64
+    by_batch: bool  # whether each batch entry has a number of its own; else one is for all
+    more: int = 0  # what is added to it
 
 
 Causal = Literal["none", "top_left", "bottom_right"]

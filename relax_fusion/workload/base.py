@@ -15,34 +15,24 @@ from .roofline import Sizes, distinct_bytes, matmul_flops
 
 @dataclass(frozen=True)
 class Atom:
-    """One of the kernels that compute a chain which is left apart.
-
-    Parameters
-    ----------
-    moved : int
-        Bytes that it reads and writes, each once, beside the operands of `matmul`.
-    matmul : NormMatmul, optional
-        What it multiplies; None for a norm, a softmax, or element-wise steps.
-    rows, matrices : int
-        Rows of each matrix, or of a softmax, and matrices of a batch.
-    maker : {"pass", "rule", "tvm"}
-        Who schedules a matmul: a later pass that fuses, the rule for generic matmuls, or, where a
-        size that a tile needs is only known at run time, TVM's own rule.
-    normalised, scores : int
-        Elements that a norm reads, and those that a softmax does.
-    slots : int
-        Instructions (`Operator.slots`) of element-wise steps for all elements, beside those of
-        `matmul`.  Prices of CPUs count them; a GPU's memory takes longer.
-    """
+    """One of the kernels that compute a chain which is left apart."""
 
     moved: int = 0
+    """Bytes that it reads and writes, each once, beside the operands of `matmul`."""
     matmul: Any = None
+    """What it multiplies; None for a norm, a softmax, or element-wise steps."""
     rows: int = 0
     matrices: int = 1
+    """Rows of each matrix, or of a softmax, and matrices of a batch."""
     maker: Literal["pass", "rule", "tvm"] = "pass"
+    """Who schedules a matmul: a later pass that fuses, the rule for generic matmuls, or, where a
+    size that a tile needs is only known at run time, TVM's own rule."""
     normalised: int = 0
     scores: int = 0
+    """Elements that a norm reads, and those that a softmax does."""
     slots: int = 0
+    """Instructions (`Operator.slots`) of element-wise steps for all elements, beside those of
+    `matmul`.  Prices of CPUs count them; a GPU's memory takes longer."""
 
 
 def repr_without(record: Any, *late: str) -> str:

@@ -25,16 +25,11 @@ BATCH = "batch"
 
 @dataclass(frozen=True)
 class Chain(Described):
-    """Contractions, maps and reductions, statement by statement.
-
-    Parameters
-    ----------
-    statements : Graph
-        What is computed.  Of its dynamic dimensions, plans are chosen by that called ``"rows"``;
-        those whose names begin with ``"batch"`` are numbers of matrices.
-    """
+    """Contractions, maps and reductions, statement by statement."""
 
     statements: Graph
+    """What is computed.  Of its dynamic dimensions, plans are chosen by that called ``"rows"``;
+    those whose names begin with ``"batch"`` are numbers of matrices."""
 
     __hash__ = Described.__hash__
 

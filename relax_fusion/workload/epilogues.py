@@ -128,24 +128,16 @@ class Norm:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """An RMSNorm of the heads that a projection makes, or of each whole row of its result.
-
-    Parameters
-    ----------
-    width : int
-        Features that are normalised together: those of a head, or all of the projection.
-    eps : float
-        Added to the mean square.
-    unit_offset : bool
-        Whether heads are multiplied by ``1 + gamma``.
-    rounds : bool
-        Whether what is normalised is rounded to the dtype of the results before it is rotated.
-    """
+    """An RMSNorm of the heads that a projection makes, or of each whole row of its result."""
 
     width: int
+    """Features that are normalised together: those of a head, or all of the projection."""
     eps: float
+    """Added to the mean square."""
     unit_offset: bool = False
+    """Whether heads are multiplied by ``1 + gamma``."""
     rounds: bool = False
+    """Whether what is normalised is rounded to the dtype of the results before it is rotated."""
 
 
 def head_normalised(

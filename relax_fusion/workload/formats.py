@@ -45,45 +45,32 @@ class Packed:
     ``NAME_scale``, and where every group has a zero of its own those, ``NAME_zero``, in words like
     the elements.  Groups are stored whole: where words of several fields follow the same dimension,
     and a group is a number of words, the last group has as many as the others.
-
-    Parameters
-    ----------
-    bits : int
-        Of one element.
-    group : int
-        Elements along a dimension that share a scale; -1 for all of them.
-    zero : int or None
-        The field that means 0; None where groups have their own.
-    word : str
-        The dtype of the words: an unsigned one, or, where a word is one element, that of `number`.
-    scale_dtype : str
-        Of the scales; empty where there are none, and an element is what its field means.
-    axis : {-1, -2}
-        The dimension of the groups: the last, or the one in front of it.
-    across : bool
-        Whether the elements of a word follow the other one of these two.
-    turns : int
-        Into how many parts the fields of a word are divided that give its elements in turns: with
-        2 of 8 fields, those are 0, 4, 1, 5, 2, 6, 3, 7.
-    number : {"", "int8", "float8_e4m3fn", "float8_e5m2"}
-        What the 8 bits of a field are; an unsigned integer by default.
-    lines : int
-        Elements along the other dimension that share a scale, too; -1 for all of them.
-    limit : float or None
-        What elements beyond it become, of either sign.
     """
 
     bits: int
+    """Of one element."""
     group: int
+    """Elements along a dimension that share a scale; -1 for all of them."""
     zero: int | None
+    """The field that means 0; None where groups have their own."""
     word: str = "uint32"
+    """The dtype of the words: an unsigned one, or, where a word is one element, that of
+    `number`."""
     scale_dtype: str = "float16"
+    """Of the scales; empty where there are none, and an element is what its field means."""
     axis: int = -1
+    """The dimension of the groups: the last, or the one in front of it."""
     across: bool = False
+    """Whether the elements of a word follow the other one of these two."""
     turns: int = 1
+    """Into how many parts the fields of a word are divided that give its elements in turns: with 2
+    of 8 fields, those are 0, 4, 1, 5, 2, 6, 3, 7."""
     number: str = ""
+    """What the 8 bits of a field are (`NUMBERS`); an unsigned integer by default."""
     lines: int = 1
+    """Elements along the other dimension that share a scale, too; -1 for all of them."""
     limit: float | None = None
+    """What elements beyond it become, of either sign."""
 
     def __post_init__(self) -> None:
         """Refuse what no tensor is stored as.

@@ -31,28 +31,18 @@ Combine = Literal["", "sum", "max"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a graph.
-
-    Parameters
-    ----------
-    name : str
-        Its name, which is that of its operand.
-    shape : tuple of Dim
-        Its sizes.
-    dtype : str
-        Of its elements; of what they decode to where they are packed.
-    format : Packed, optional
-        How the elements are stored; None: one after the other.
-    rounds : bool
-        Whether every kernel rounds it to its dtype.  Where False, what reads it may see more
-        precision (an output is always stored in its dtype).
-    """
+    """A tensor of a graph."""
 
     name: str
+    """Its name, which is that of its operand."""
     shape: tuple[Dim, ...]
     dtype: str
+    """Of its elements; of what they decode to where they are packed."""
     format: Packed | None = None
+    """How the elements are stored; None: one after the other."""
     rounds: bool = False
+    """Whether every kernel rounds it to its dtype.  Where False, what reads it may see more
+    precision (an output is always stored in its dtype)."""
 
     def operands(self) -> tuple[Operand, ...]:
         """Return what is handed to a kernel for it: one array, or those of its format."""
@@ -141,15 +131,6 @@ class Slot:
 class Graph:
     """What a chain computes.
 
-    Parameters
-    ----------
-    tensors : tuple of Tensor
-        Operands, intermediates and results.
-    blocks : tuple of Block
-        The statements, in order.
-    slots : tuple of Slot
-        The parameters of a kernel, in order: inputs (and scalars) before outputs.
-
     Raises
     ------
     GraphError
@@ -157,8 +138,11 @@ class Graph:
     """
 
     tensors: tuple[Tensor, ...]
+    """Operands, intermediates and results."""
     blocks: tuple[Block, ...]
+    """The statements, in order."""
     slots: tuple[Slot, ...]
+    """The parameters of a kernel, in order: inputs (and scalars) before outputs."""
     _by_name: dict[str, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,33 +9,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator on numbers.
-
-    Parameters
-    ----------
-    arity : int
-        Operands.
-    flops : int
-        Floating-point operations of one application, a transcendental function counted as one.
-    text : str
-        How it is written.
-    formula : callable, optional
-        Takes what applies operators by name (``o.exp(x)``) and the operands, and returns the value.
-        With it an entry is all that an operator needs: numpy, TIR and Triton compute the formula,
-        and `flops` may be 0, where those of the formula count.  Without, each has a function.
-    slots : int
-        Instructions of a GPU's thread for one application, about as many as Triton's text compiles
-        to for sm_90 (`2026-11-23-slots.log`); of both GELUs a quarter more, by which the times of
-        matmuls come out (`2026-11-23-gelu_tiles.log`).  Those of a formula count where it has one.
-        The only measure of an operator's work: `estimator.cpu_cost.SLOT_CYCLES` makes cycles of a
-        CPU of it.
-    """
+    """An operator on numbers."""
 
     arity: int
     flops: int
+    """Floating-point operations of one application, a transcendental function counted as one."""
     text: str
+    """How it is written."""
     formula: Callable[..., Any] | None = None
+    """Takes what applies operators by name (``o.exp(x)``) and the operands, and returns the value.
+    With it an entry is all that an operator needs: numpy, TIR and Triton compute the formula, and
+    `flops` may be 0, where those of the formula count.  Without, each has a function."""
     slots: int = 1
+    """Instructions of a GPU's thread for one application, about as many as Triton's text compiles
+    to for sm_90 (`2026-11-23-slots.log`); of both GELUs a quarter more, by which the times of
+    matmuls come out (`2026-11-23-gelu_tiles.log`).  Those of a formula count where it has one. The
+    only measure of an operator's work: `estimator.cpu_cost.SLOT_CYCLES` makes cycles of a CPU of
+    it."""
 
 
 def _function(name: str, slots: int, arity: int = 1, flops: int = 1) -> Operator:

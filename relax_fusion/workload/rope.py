@@ -20,40 +20,29 @@ class Rope:
         out[b] = x[b] * cos[row, b] + x[a] * sin[row, b]
 
     for each pair (a, b) of features of a head; the others stay as they are.
-
-    Parameters
-    ----------
-    head_dim : int
-        Width of a head; even.
-    features : int
-        How many features, from the first on, hold heads that are rotated; a multiple of `head_dim`.
-        Those behind them (the values of a merged projection) stay as they are.
-    dtype : str
-        Of the cosines and sines, two tensors ``[positions, rotary_dim]``.
-    positions : Dim, optional
-        Rows of those tensors, where row i of the result takes row ``i % positions`` of them (the
-        sequence length, for rows of several sequences).  None: as many as the result has.
-    rotary_dim : int, optional
-        How many features of a head are rotated, from its first on; even.  None: all.
-    pairing : {"halves", "neighbours"}
-        Whether feature j is paired with ``j + rotary_dim / 2``, the order of Hugging Face
-        checkpoints, or 2j with 2j + 1 ("interleaved", the order of GPT-J, GLM and Cohere).
-        `rotary_dim` divides `head_dim` where it is by halves.
-    period : int, optional
-        Where heads of queries, keys and values come in turns, features from one turn to the next,
-        and `features` counts within a turn.  None: the whole projection is one turn.
-    by_pair : bool
-        Whether the cosines and sines are ``[positions, rotary_dim / 2]``, one for each pair.
     """
 
     head_dim: int
+    """Width of a head; even."""
     features: int
+    """How many features, from the first on, hold heads that are rotated; a multiple of `head_dim`.
+    Those behind them (the values of a merged projection) stay as they are."""
     dtype: str
+    """Of the cosines and sines, two tensors ``[positions, rotary_dim]``."""
     positions: Dim | None = None
+    """Rows of those tensors, where row i of the result takes row ``i % positions`` of them (the
+    sequence length, for rows of several sequences).  None: as many as the result has."""
     rotary_dim: int | None = None
+    """How many features of a head are rotated, from its first on; even.  None: all."""
     pairing: Literal["halves", "neighbours"] = "halves"
+    """Whether feature j is paired with ``j + rotary_dim / 2``, the order of Hugging Face
+    checkpoints, or 2j with 2j + 1 ("interleaved", the order of GPT-J, GLM and Cohere). `rotary_dim`
+    divides `head_dim` where it is by halves."""
     period: int | None = None
+    """Where heads of queries, keys and values come in turns, features from one turn to the next,
+    and `features` counts within a turn.  None: the whole projection is one turn."""
     by_pair: bool = False
+    """Whether the cosines and sines are ``[positions, rotary_dim / 2]``, one for each pair."""
 
     @property
     def width(self) -> int:

@@ -13,22 +13,15 @@ from .operators import OPERATORS
 
 @dataclass(frozen=True)
 class At:
-    """One coordinate: ``(sum of axis * stride + start) // div % mod``.
-
-    Parameters
-    ----------
-    terms : tuple of (str, int)
-        Axes and their strides.
-    start, div : int
-        Added to the sum, and what that is divided by, rounded down.
-    mod : Dim, optional
-        What the quotient wraps around at.
-    """
+    """One coordinate: ``(sum of axis * stride + start) // div % mod``."""
 
     terms: tuple[tuple[str, int], ...] = ()
+    """Axes and their strides."""
     start: int = 0
     div: int = 1
+    """Added to the sum, and what that is divided by, rounded down."""
     mod: Dim | None = None
+    """What the quotient wraps around at."""
 
     def __add__(self, other: Axis | At | int) -> At:
         """Return the sum of two coordinates without `div` and `mod`."""
@@ -51,18 +44,13 @@ class Lookup(At):
     """A coordinate in one of `count` equal parts of a dimension, which a tensor names by number.
 
     It is ``number * stride`` and the sum of axes.  A number of no part counts as the nearest one's.
-
-    Parameters
-    ----------
-    number : Read
-        The element that says which part.
-    count, stride : int
-        How many parts there are, and how long one is.
     """
 
     number: Read | None = None
+    """The element that says which part."""
     count: int = 1
     stride: int = 1
+    """How many parts there are, and how long one is."""
 
     def __str__(self) -> str:
         inside = super().__str__()

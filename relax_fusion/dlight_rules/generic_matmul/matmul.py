@@ -32,18 +32,10 @@ FLOATS = tuple(d for d in FLOAT_BYTES if d != "float64")
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor of the product.
+    """One factor of the product."""
 
-    Parameters
-    ----------
-    value : tirx.Expr
-        Its element, by the variables of the matmul.
-    view : View, optional
-        Where it lies, if it is an unchanged part of a parameter.
-    """
-
-    value: tirx.Expr
-    view: View | None
+    value: tirx.Expr  # its element, by the variables of the matmul
+    view: View | None  # where it lies, if it is an unchanged part of a parameter
 
     @property
     def dtype(self) -> str:
@@ -53,40 +45,28 @@ class Factor:
 
 @dataclass(frozen=True)
 class GenericMatmul:
-    """``out[batch, i, j] = epilogue(sum_k x[batch, i, k] * w[batch, j, k])``.
-
-    Parameters
-    ----------
-    batch, rows, columns : tuple of tirx.Var
-        The variables of an element of the result, outermost first.  Those of the rows occur in x
-        only, those of the columns in w only.
-    k : tirx.Var
-        The variable that is summed over.
-    extents : mapping of tirx.Var to tirx.Expr
-        Of all of them.
-    x, w : Factor
-        What is multiplied.
-    layout : {"nk", "kn"}
-        Of w.
-    total : tirx.Var
-        The buffer of the sums, which the epilogue loads.
-    epilogue : tirx.Expr
-        The element of the result, by the same variables.
-    out : View
-        Where the result lies.
-    """
+    """``out[batch, i, j] = epilogue(sum_k x[batch, i, k] * w[batch, j, k])``."""
 
     batch: Vars
     rows: Vars
     columns: Vars
+    """The variables of an element of the result, outermost first.  Those of the rows occur in x
+    only, those of the columns in w only."""
     k: tirx.Var
+    """The variable that is summed over."""
     extents: Extents
+    """Of all of them."""
     x: Factor
     w: Factor
+    """What is multiplied."""
     layout: WeightLayout
+    """Of w."""
     total: tirx.Var
+    """The buffer of the sums, which the epilogue loads."""
     epilogue: tirx.Expr
+    """The element of the result, by the same variables."""
     out: View
+    """Where the result lies."""
 
     def size(self, which: Vars) -> tirx.Expr:
         """Return the number of values that `which` take together, as an int64."""

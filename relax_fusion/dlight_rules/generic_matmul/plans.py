@@ -24,22 +24,15 @@ from .matmul import Factor, GenericMatmul
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a range of rows.
-
-    Parameters
-    ----------
-    upper : int, optional
-        The last of them; None for the open range.
-    plan : TilePlan
-        How they are computed.
-    in_front : bool
-        Whether kernels in front compute the factors, and leave them in memory.  Else they are
-        computed on the way.
-    """
+    """The plan of a range of rows."""
 
     upper: int | None
+    """The last of them; None for the open range."""
     plan: TilePlan
+    """How they are computed."""
     in_front: bool = False
+    """Whether kernels in front compute the factors, and leave them in memory.  Else they are
+    computed on the way."""
 
 
 def planned(

@@ -30,24 +30,17 @@ before."""
 
 @dataclass(frozen=True)
 class HalfType:
-    """A type of two bytes.
-
-    Parameters
-    ----------
-    pair : str
-        What PTX calls two of it.
-    base, base_bits : int
-        A power of two, and the bits of it as a number of this type.  Integers below it, put into
-        its lowest bits, are added to it.
-    one, minus_zero : int
-        The bits of these.
-    """
+    """A type of two bytes."""
 
     pair: str
+    """What PTX calls two of it."""
     base: int
     base_bits: int
+    """A power of two, and the bits of it as a number of this type.  Integers below it, put into its
+    lowest bits, are added to it."""
     one: int
     minus_zero: int = 0x8000
+    """The bits of these."""
 
 
 HALF_TYPES = {

@@ -35,22 +35,15 @@ HINT = ".L2::128B"
 
 @dataclass(frozen=True)
 class Place:
-    """What a thread works on.
-
-    Parameters
-    ----------
-    thread : tirx.Var
-        Its index in the thread block, int32.
-    first_row, first_column : tirx.Expr
-        Where the tile of the block begins, int64.
-    part : tirx.Expr
-        Which of `split_k` parts of k the block adds up, int32.
-    """
+    """What a thread works on."""
 
     thread: tirx.Var
+    """Its index in the thread block, int32."""
     first_row: tirx.Expr
     first_column: tirx.Expr
+    """Where the tile of the block begins, int64."""
     part: tirx.Expr
+    """Which of `split_k` parts of k the block adds up, int32."""
 
     @property
     def warp(self) -> tirx.Expr:
@@ -75,18 +68,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel begins.
-
-    Parameters
-    ----------
-    early : bool
-        Whether it waits for the kernels in front of it, behind its requests for weights.
-    shared_bytes : int
-        Shared memory that a thread block has, at least.
-    """
+    """How a kernel begins."""
 
     early: bool = False
+    """Whether it waits for the kernels in front of it, behind its requests for weights."""
     shared_bytes: int = 0
+    """Shared memory that a thread block has, at least."""
 
     @classmethod
     def on(cls, dev: DeviceSpec | None, blocks: int | None) -> Launch:

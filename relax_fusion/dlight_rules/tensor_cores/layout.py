@@ -22,24 +22,16 @@ from ...workload import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class Instructions:
-    """What tensor cores make of operands of one element type.
-
-    Parameters
-    ----------
-    dtype : str
-        Of an operand in memory.
-    name : str
-        How the instructions call it.
-    total : str
-        The dtype of sums.
-    flags : tuple of int
-        What ``wgmma`` is told beside: signs of the operands, and that neither is transposed.
-    """
+    """What tensor cores make of operands of one element type."""
 
     dtype: str
+    """Of an operand in memory."""
     name: str
+    """How the instructions call it."""
     total: str = "float32"
+    """The dtype of sums."""
     flags: tuple[int, ...] = ()
+    """What ``wgmma`` is told beside: signs of the operands, and that neither is transposed."""
 
     @property
     def element_bytes(self) -> int:

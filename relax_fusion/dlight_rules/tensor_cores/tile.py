@@ -27,24 +27,12 @@ Total = Callable[[int], tirx.Expr]
 
 @dataclass(frozen=True)
 class MmaTile:
-    """Sizes of one thread block.
+    """Sizes of one thread block."""
 
-    Parameters
-    ----------
-    plan : TilePlan
-        ``reg_m`` rows and ``reg_n`` columns are accumulated by a warp, for each part.
-    parts : int
-        Accumulators of a column.
-    layout : {"nk", "kn"}
-        Of the weight.
-    dtype : str
-        Of the operands.
-    """
-
-    plan: TilePlan
-    parts: int
-    layout: WeightLayout
-    dtype: str
+    plan: TilePlan  # ``reg_m`` rows and ``reg_n`` columns are accumulated by a warp, for each part
+    parts: int  # accumulators of a column
+    layout: WeightLayout  # of the weight
+    dtype: str  # of the operands
 
     @property
     def instructions(self) -> Instructions:
@@ -93,19 +81,13 @@ class MmaTile:
 
 @dataclass(frozen=True)
 class Product:
-    """The blocks of a matmul and of what becomes of its sums, taken out of a PrimFunc.
-
-    Parameters
-    ----------
-    acc, out : s_tir.SBlock
-        The blocks; axes of `acc` are a part, a row, a column, and k.
-    float8 : bool
-        Whether the device has instructions for 8-bit floats.
-    """
+    """The blocks of a matmul and of what becomes of its sums, taken out of a PrimFunc."""
 
     acc: SBlock
     out: SBlock
+    """The blocks; axes of `acc` are a part, a row, a column, and k."""
     float8: bool = False
+    """Whether the device has instructions for 8-bit floats."""
 
     @property
     def rows(self) -> tirx.Expr:

@@ -39,25 +39,16 @@ FEW_ROWS = 16
 
 
 class Product(NamedTuple):
-    """A part of a chain: a product, with the maps behind it.
-
-    Attributes
-    ----------
-    graph : Graph
-        What is computed.
-    step : Step
-        The product.
-    row, column : str
-        The loops of its register tiles.
-    along : str
-        The loop along which its weight lies: the column, or one of the sum.
-    """
+    """A part of a chain: a product, with the maps behind it."""
 
     graph: Graph
+    """What is computed."""
     step: Step
     row: str
     column: str
+    """The loops of its register tiles."""
     along: str
+    """The loop along which its weight lies: the column, or one of the sum."""
 
     @property
     def dots(self) -> bool:

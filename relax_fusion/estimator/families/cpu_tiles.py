@@ -94,15 +94,10 @@ COPY_CYCLES_PER_ELEMENT = 1
 
 @dataclass(frozen=True)
 class CpuPlan(TilePlan):
-    """Tile sizes of a kernel of a CPU.
-
-    Parameters
-    ----------
-    split_m : int
-        Parts that the rows are cut into, however many they are, where weights are packed.
-    """
+    """Tile sizes of a kernel of a CPU."""
 
     split_m: Count = 1
+    """Parts that the rows are cut into, however many they are, where weights are packed."""
 
     @property
     def packed(self) -> bool:

@@ -73,18 +73,12 @@ SORT_S, SORT_PAIR_S = 3e-6, 0.3e-9
 
 @dataclass(frozen=True)
 class ExpertPlan(TilePlan):
-    """Tile sizes of a matmul by experts.
-
-    Parameters
-    ----------
-    unroll : int
-        Blocks of k of a turn of the loop of "expert_pairs".
-    tensor_map : int
-        1 where "expert_tiles" reads weights by a tensor map, 0 where by pointers.
-    """
+    """Tile sizes of a matmul by experts."""
 
     unroll: Count = 1
+    """Blocks of k of a turn of the loop of "expert_pairs"."""
     tensor_map: Natural = 0
+    """1 where "expert_tiles" reads weights by a tensor map, 0 where by pointers."""
 
 
 class TritonExperts(KernelFamily[ExpertMatmul]):

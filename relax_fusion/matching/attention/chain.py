@@ -33,35 +33,24 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class AttentionChain:
-    """An attention before its operands are looked through.
-
-    Parameters
-    ----------
-    operands : tuple of Operand
-        Query, key, value and result.
-    batch : PrimExpr, optional
-        The batch size; None where it is one dimension with the heads.
-    outermost : PrimExpr, optional
-        The first dimension of the scores where they go into a softmax, if they have four there.
-    layout : {"bsnh", "bnsh"}
-        How the operator or the matmuls want their operands.
-    scores : Scores
-        What happens to the scores.
-    causal, window
-        What an operator's attributes say of the keys that a query sees.
-    sinks : relax.Expr, optional
-        One more score for each row.
-    """
+    """An attention before its operands are looked through."""
 
     spelling: str
     operands: tuple[Operand, Operand, Operand, Operand]
+    """Query, key, value and result."""
     batch: PrimExpr | int | None
+    """The batch size; None where it is one dimension with the heads."""
     layout: HeadLayout
+    """How the operator or the matmuls want their operands."""
     scores: Scores
+    """What happens to the scores."""
     causal: Causal = "none"
     window: int | None = None
+    """What an operator's attributes say of the keys that a query sees."""
     sinks: relax.Expr | None = None
+    """One more score for each row."""
     outermost: PrimExpr | None = None
+    """The first dimension of the scores where they go into a softmax, if they have four there."""
 
 
 def attention_chain(view: BlockView, var: relax.Var) -> AttentionChain | None:

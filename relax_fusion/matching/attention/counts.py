@@ -25,28 +25,19 @@ _MOST_ADDED = 1 << 31
 
 @dataclass(frozen=True)
 class Count:
-    """The keys before ``tensor + more`` are seen.
-
-    Parameters
-    ----------
-    tensor : Aligned
-        Whole numbers, one for all or one for each batch entry.
-    more : int
-        What is added to them.
-    mask, seen : Aligned, bool
-        The mask that says so, and which of its values lets a query see a key.
-    begins : bool
-        Whether, the other way round, they are the first that is seen.
-    window : int, optional
-        How many keys of them the one query sees, the last ones.
-    """
+    """The keys before ``tensor + more`` are seen."""
 
     tensor: Aligned
+    """Whole numbers, one for all or one for each batch entry."""
     more: int
+    """What is added to them."""
     mask: Aligned
     seen: bool
+    """The mask that says so, and which of its values lets a query see a key."""
     begins: bool = False
+    """Whether, the other way round, they are the first that is seen."""
     window: int | None = None
+    """How many keys of them the one query sees, the last ones."""
 
     @property
     def by_batch(self) -> bool:

@@ -52,36 +52,24 @@ def slopes_of(at: Aligned) -> Slopes | None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What some masks and biases come to together.
-
-    Parameters
-    ----------
-    band : Band
-        Keys that are seen by their position.
-    seen : tuple of (Aligned, bool)
-        Boolean tensors, and which of their values lets a query see a key.
-    biases : tuple of (Aligned, float)
-        What is added, and what it is multiplied by.
-    slopes : tuple of Slopes
-        What is added as ALiBi.
-    fills : tuple of (Aligned, bool, float)
-        Boolean tensors, which of their values keeps a score, and what others become.
-    hidden : float
-        The largest number that hides keys by `band` and `seen`.
-    most : float
-        The least number that bounds the scores of other keys.
-    counts : tuple of Count
-        How many keys are seen, as tensors tell.
-    """
+    """What some masks and biases come to together."""
 
     band: Band = field(default_factory=Band)
+    """Keys that are seen by their position."""
     seen: tuple[tuple[Aligned, bool], ...] = ()
+    """Boolean tensors, and which of their values lets a query see a key."""
     biases: tuple[tuple[Aligned, float], ...] = ()
+    """What is added, and what it is multiplied by."""
     slopes: tuple[Slopes, ...] = ()
+    """What is added as ALiBi."""
     fills: tuple[tuple[Aligned, bool, float], ...] = ()
+    """Boolean tensors, which of their values keeps a score, and what others become."""
     hidden: float = -INFINITE
+    """The largest number that hides keys by `band` and `seen`."""
     most: float = INFINITE
+    """The least number that bounds the scores of other keys."""
     counts: tuple[Count, ...] = ()
+    """How many keys are seen, as tensors tell."""
 
     @property
     def hides(self) -> bool:

@@ -146,41 +146,28 @@ WIDENED = {"float16": "float32", "bfloat16": "float32"}
 
 @dataclass(frozen=True)
 class Operand:
-    """A query, key, value or result, and the tensors that it was made of, one after the other.
-
-    Parameters
-    ----------
-    at : Placed
-        The tensor; its `order` names the atoms of batch and heads.
-    positions, features : Atom, optional
-        What the last two dimensions of its matmul hold; None where that is a single element.
-    path : tuple of relax.Var
-        The bindings between it and the matmul.
-    steps : int
-        How many bindings there are in between.
-    factor : float
-        What it is multiplied by on the way.
-    length : PrimExpr, optional
-        How many of its positions are read, where that is not all.
-    widened : bool
-        Whether the matmul reads it in a wider type.
-    kept : tuple of Kept
-        Of which atoms of the tensor a part is read.
-    shared : tuple of Operand
-        Of keys, features behind these that all heads share, and what those were made of.
-    """
+    """A query, key, value or result, and the tensors that it was made of, one after the other."""
 
     name: str
     at: Placed
+    """The tensor; its `order` names the atoms of batch and heads."""
     positions: Atom | None
     features: Atom | None
+    """What the last two dimensions of its matmul hold; None where that is a single element."""
     path: tuple[relax.Var, ...] = ()
+    """The bindings between it and the matmul."""
     factor: float = 1.0
+    """What it is multiplied by on the way."""
     length: PrimExpr | None = None
+    """How many of its positions are read, where that is not all."""
     widened: bool = False
+    """Whether the matmul reads it in a wider type."""
     steps: int = 0
+    """How many bindings there are in between."""
     kept: tuple[Kept, ...] = ()
+    """Of which atoms of the tensor a part is read."""
     shared: tuple[Operand, ...] = ()
+    """Of keys, features behind these that all heads share, and what those were made of."""
 
     @property
     def dtype(self) -> str:

@@ -28,21 +28,13 @@ class Written:
 
 @dataclass
 class ChainWriter:
-    """The statements so far, and the formula of each variable.
-
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    inside : frozenset of relax.Var
-        The bindings of the region; all other variables are operands.
-    weights : frozenset of relax.Expr
-        The operands that matmuls multiply by from the right, for their names.
-    """
+    """The statements so far, and the formula of each variable."""
 
     view: BlockView
     inside: frozenset[relax.Var]
+    """The bindings of the region; all other variables are operands."""
     weights: frozenset[relax.Expr]
+    """The operands that matmuls multiply by from the right, for their names."""
     formulas: dict[relax.Var, Formula] = field(default_factory=dict)
     sizes: dict[str, PrimExpr | int] = field(default_factory=dict)
     operands: dict[str, Operand] = field(default_factory=dict)

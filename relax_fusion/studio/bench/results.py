@@ -25,33 +25,22 @@ FORMAT = 2
 
 @dataclass
 class Results:
-    """What was measured, which grows until all is done.
-
-    Parameters
-    ----------
-    subject : Subject
-        What is measured.
-    load : float
-        The load average of the machine before.
-    contenders : dict of str to Contender
-        Who could run, ours first.
-    failed : dict of str to str
-        Who could not, and why.
-    turns : dict of str to list of Turn
-        Times turn by turn; the first of several warms up, and is not counted.
-    kernels : dict of str to list of dict
-        By step, as `measure_kernels` returns them.
-    is_interrupted : bool
-        Whether it was ended before it was done.
-    """
+    """What was measured, which grows until all is done."""
 
     subject: Subject
+    """What is measured."""
     load: float = 0.0
+    """The load average of the machine before."""
     contenders: dict[str, Contender] = field(default_factory=dict)
+    """Who could run, ours first."""
     failed: dict[str, str] = field(default_factory=dict)
+    """Who could not, and why."""
     turns: dict[str, list[Turn]] = field(default_factory=dict)
+    """Times turn by turn; the first of several warms up, and is not counted."""
     kernels: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By step, as `measure_kernels` returns them."""
     is_interrupted: bool = False
+    """Whether it was ended before it was done."""
     told: threading.Lock = field(default_factory=threading.Lock)
     shown: set[str] = field(default_factory=set)
 

@@ -31,27 +31,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Product:
-    """A sum of products as ``left @ right``, times numbers.
-
-    Parameters
-    ----------
-    left, right : Side
-        With dimensions ``(rows, summed)`` and ``(summed, columns)``.
-    rows, columns, summed : Frame
-        Loops of the result, and those that it sums over.
-    dtype : str
-        Of the operands.
-    numbers : tuple of Expr
-        Factors that no axis indexes.
-    """
+    """A sum of products as ``left @ right``, times numbers."""
 
     left: Side
     right: Side
+    """With dimensions ``(rows, summed)`` and ``(summed, columns)``."""
     rows: Frame
     columns: Frame
     summed: Frame
+    """Loops of the result, and those that it sums over."""
     dtype: str
+    """Of the operands."""
     numbers: tuple[Expr, ...]
+    """Factors that no axis indexes."""
 
 
 def product_of(graph: Graph, block: Block, blocks: Blocks, out: Frame) -> Product | None:

@@ -32,37 +32,22 @@ _WIDE = 1 << 31  # elements from which an offset needs 64 bits
 
 @dataclass(frozen=True)
 class Means:
-    """What of the device a kernel uses, beside what all have.
-
-    Parameters
-    ----------
-    tensor_maps : bool
-        Whether tiles that are boxes of a tensor are loaded by the tensor memory accelerator.
-    waits : bool
-        Whether it is launched before the one in front of it has ended, and waits for that.
-    announces : bool
-        Whether it lets the next be launched while it runs.
-    """
+    """What of the device a kernel uses, beside what all have."""
 
     tensor_maps: bool = False
+    """Whether tiles that are boxes of a tensor are loaded by the tensor memory accelerator."""
     waits: bool = False
+    """Whether it is launched before the one in front of it has ended, and waits for that."""
     announces: bool = False
+    """Whether it lets the next be launched while it runs."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a generated kernel.
+    """A parameter of a generated kernel."""
 
-    Parameters
-    ----------
-    tensor : str
-        Whose address it takes.
-    box : tuple of int
-        The tile of a tensor map, if it takes one instead.
-    """
-
-    tensor: str
-    box: tuple[int, ...] = ()
+    tensor: str  # whose address it takes
+    box: tuple[int, ...] = ()  # the tile of a tensor map, if it takes one instead
 
 
 @dataclass(frozen=True)

@@ -27,21 +27,14 @@ Frame = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The loops of a schedule as Triton has them.
-
-    Parameters
-    ----------
-    block : mapping of str to int
-        Elements of a block along each loop: a power of two.
-    size : mapping of str to Dim
-        Elements of each loop.
-    loop_of : mapping of (str, str) to str
-        The loop of an axis, by what the statement makes and the axis's name.
-    """
+    """The loops of a schedule as Triton has them."""
 
     block: Mapping[str, int]
+    """Elements of a block along each loop: a power of two."""
     size: Mapping[str, Dim]
+    """Elements of each loop."""
     loop_of: Mapping[tuple[str, str], str]
+    """The loop of an axis, by what the statement makes and the axis's name."""
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule, sizes: Sizes) -> Blocks:

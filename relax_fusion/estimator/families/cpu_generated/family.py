@@ -54,16 +54,11 @@ OFFERED = 2
 
 @dataclass(frozen=True)
 class CpuChainPlan(TilingPlan):
-    """A plan of a kernel of a CPU.
-
-    Parameters
-    ----------
-    loops : {"blocks", "rows"}
-        "blocks": each packs what it multiplies by.  "rows": weights are packed in loops in front,
-        and a block makes whole rows of the result.
-    """
+    """A plan of a kernel of a CPU."""
 
     loops: Loops = "blocks"
+    """With "blocks", each packs what it multiplies by; with "rows", weights are packed in loops in
+    front, and a block makes whole rows of the result."""
 
 
 class CpuGenerated(KernelFamily[Chain]):

@@ -61,19 +61,13 @@ Fitted."""
 
 @dataclass(frozen=True)
 class Registers:
-    """A tile of sums in vector registers.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Of the tile; a tensor that has fewer columns has narrower ones.
-    lanes : int
-        Elements of float32 of a vector; `columns` is that times a power of two.
-    """
+    """A tile of sums in vector registers."""
 
     rows: int = 8
     columns: int = 32
+    """Of the tile; a tensor that has fewer columns has narrower ones."""
     lanes: int = 16
+    """Elements of float32 of a vector; `columns` is that times a power of two."""
 
     @staticmethod
     def of(dev: DeviceSpec) -> Registers:

@@ -58,37 +58,27 @@ class CudaPlan(TilePlan):
 
     `block_m` and `block_n` are rows and features of a tile; with `split_k`, a cluster of as many
     thread blocks shares the sum over k of one tile.
-
-    Parameters
-    ----------
-    swapped : int
-        1: rows are the tall operand; 0: weights are.
-    groups_m, groups_n : int
-        Warp groups that multiply, side by side along the rows and the features of a tile; one more
-        copies.
-    cluster_m, cluster_n : int
-        Thread blocks of a cluster along the rows and the features: those along the rows share the
-        copies of weights, those along the features the copies of rows.
-    groups_k : int
-        Sets of these warp groups that share the sum over k of a tile, each with every so many-th
-        step.
-    turns : int
-        2: as many warp groups take turns at tiles, so that one stores while the other multiplies.
-    blocks : int
-        Thread blocks that a multiprocessor holds at once.
-    copied : int
-        1: packed weights are unpacked to a copy, by a launch in front.
     """
 
     swapped: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
+    """1: rows are the tall operand; 0: weights are."""
     groups_m: Count = 1
     groups_n: Count = 1
+    """Warp groups that multiply, side by side along the rows and the features of a tile; one more
+    copies."""
     cluster_m: Count = 1
     cluster_n: Count = 1
+    """Thread blocks of a cluster along the rows and the features: those along the rows share the
+    copies of weights, those along the features the copies of rows."""
     groups_k: Count = 1
+    """Sets of these warp groups that share the sum over k of a tile, each with every so many-th
+    step."""
     turns: Count = 1
+    """2: as many warp groups take turns at tiles, so that one stores while the other multiplies."""
     blocks: Count = 1
+    """Thread blocks that a multiprocessor holds at once."""
     copied: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
+    """1: packed weights are unpacked to a copy, by a launch in front."""
 
     @property
     def groups(self) -> int:
@@ -277,29 +267,20 @@ def angles_of(rope: Rope) -> tuple[int, int, int, int, str]:
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel is made for, of a workload.
-
-    Parameters
-    ----------
-    weights : int
-        Weights of a tile: 2 of a gated pair, and where pairs of features turn.
-    packed : Packed, optional
-        How the weights are stored.
-    apart : int
-        How far the features of a pair are apart that turn, which are of two weights then; 0 where
-        none turn, or neighbours.
-    outputs : tuple of Projection
-        What is stored: of a gated pair, its product.
-    adds_residual, rotates : bool
-        Whether a residual is added to results, and whether features of some turn.
-    """
+    """What a kernel is made for, of a workload."""
 
     weights: int
+    """Weights of a tile: 2 of a gated pair, and where pairs of features turn."""
     packed: Packed | None
+    """How the weights are stored."""
     apart: int
+    """How far the features of a pair are apart that turn, which are of two weights then; 0 where
+    none turn, or neighbours."""
     outputs: tuple[Projection, ...]
+    """What is stored: of a gated pair, its product."""
     adds_residual: bool
     rotates: bool
+    """Whether a residual is added to results, and whether features of some turn."""
 
     def unpacked(self, plan: CudaPlan) -> Packed | None:
         """Return how the weights are stored that the matmul itself unpacks; None if it has none."""

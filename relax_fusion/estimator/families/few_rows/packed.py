@@ -76,20 +76,14 @@ unpacked."""
 
 @dataclass(frozen=True)
 class PackedPlan(TilePlan):
-    """Tile sizes of a kernel that unpacks weights for a few rows.
-
-    Parameters
-    ----------
-    keeps_row : bool
-        Whether a thread block normalises a row and keeps it in shared memory; it has one row then.
-        Else warps load with the words what they multiply, and a kernel in front normalises.
-    residents : int
-        Thread blocks of a multiprocessor that take one tile after the other, all at once on the
-        device, and keep their row (`streamed`); 0 where each block has one tile.
-    """
+    """Tile sizes of a kernel that unpacks weights for a few rows."""
 
     keeps_row: bool = False
+    """Whether a thread block normalises a row and keeps it in shared memory; it has one row then.
+    Else warps load with the words what they multiply, and a kernel in front normalises."""
     residents: Natural = 0
+    """Thread blocks of a multiprocessor that take one tile after the other, all at once on the
+    device, and keep their row (`streamed`); 0 where each block has one tile."""
 
     @property
     def height(self) -> int:

@@ -44,18 +44,10 @@ _TILE = re.compile(r"(\w+)=([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class TilingPlan(TilePlan):
-    """A plan of the chain engine: what all of its kernels have.
+    """A plan of the chain engine: what all of its kernels have."""
 
-    Parameters
-    ----------
-    expression : str
-        The order of the loops, as :func:`relax_fusion.tiling.parse` reads it.
-    tiles : str
-        Elements of a tile along each loop: ``"m=64 n=128 k=64 h=128"``.
-    """
-
-    expression: str = ""
-    tiles: str = ""
+    expression: str = ""  # the order of the loops, as :func:`relax_fusion.tiling.parse` reads it
+    tiles: str = ""  # elements of a tile along each loop: ``"m=64 n=128 k=64 h=128"``
 
     @property
     def text(self) -> str:
@@ -70,18 +62,12 @@ class TilingPlan(TilePlan):
 
 @dataclass(frozen=True)
 class GeneratedPlan(TilingPlan):
-    """A plan of a kernel of Triton.
-
-    Parameters
-    ----------
-    split : str
-        A loop whose parts several blocks sum, and how many: ``"n=4"``; empty: none.
-    tensor_maps : int
-        1: tiles that are boxes of a tensor are loaded by the tensor memory accelerator.
-    """
+    """A plan of a kernel of Triton."""
 
     split: str = ""
+    """A loop whose parts several blocks sum, and how many: ``"n=4"``; empty: none."""
     tensor_maps: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
+    """1: tiles that are boxes of a tensor are loaded by the tensor memory accelerator."""
 
     @property
     def text(self) -> str:

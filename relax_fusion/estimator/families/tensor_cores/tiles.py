@@ -133,30 +133,14 @@ def filling_stages(
 
 
 class Elements(NamedTuple):
-    """What tiles of warps depend on, of a workload.
+    """What tiles of warps depend on, of a workload."""
 
-    Parameters
-    ----------
-    parts : int
-        Accumulators of a column.
-    size : int
-        Bytes of one element of the operands.
-    lanes : int
-        Elements that a copy moves.
-    columns : int
-        What the columns of a warp are a multiple of.
-    steps : tuple of int
-        Those of `STEP_BYTES` that k has.
-    reworked : bool
-        Whether a warp changes operands in registers: while it does, others multiply.
-    """
-
-    parts: int
-    size: int
-    lanes: int
-    columns: int
-    steps: tuple[int, ...]
-    reworked: bool
+    parts: int  # accumulators of a column
+    size: int  # bytes of one element of the operands
+    lanes: int  # elements that a copy moves
+    columns: int  # what the columns of a warp are a multiple of
+    steps: tuple[int, ...]  # those of `STEP_BYTES` that k has
+    reworked: bool  # whether a warp changes operands in registers: while it does, others multiply
 
     @classmethod
     def of(cls, shape: MatmulShape, lanes: int) -> Elements:

@@ -53,16 +53,11 @@ batch 8, 4096 keys, 45.4 us instead of 38.7."""
 
 @dataclass(frozen=True)
 class AttentionPlan(TilePlan):
-    """Tile sizes of one of attention's Triton kernels.
-
-    Parameters
-    ----------
-    groups : int
-        Groups of warps among which a program of "groups" or "halves" has the keys; they add up
-        their results.
-    """
+    """Tile sizes of one of attention's Triton kernels."""
 
     groups: Count = 1
+    """Groups of warps among which a program of "groups" or "halves" has the keys; they add up their
+    results."""
 
     @property
     def text(self) -> str:
