@@ -21,6 +21,7 @@ from benchmarks.suites.decode.suite import Decode
 from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target
 from relax_fusion.models import Config, GPT2Config, export
+from relax_fusion.models.expert_config import Experts
 from tests.parallel import functions
 from tests.support.accuracy import assert_accurate, nudged
 from tests.support.quick import LIBRARIES, machine, quick_host, quickly
@@ -34,6 +35,7 @@ TINY = replace(TWO_LAYERS, vocab_size=96)
 GPT2 = GPT2Config(
     vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, max_position=64
 )
+EXPERTS = replace(TINY, qk_norm=True, experts=Experts(6, 2, 32))
 BIASED = replace(TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
 
 
@@ -41,6 +43,7 @@ BIASED = replace(TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=T
     ("config", "stored", "tokens"),
     [
         *((TINY, "q4f32_1", 1), (BIASED, None, 1), (TINY, None, 8), (GPT2, None, 8)),
+        (EXPERTS, None, 1),
         *(pytest.param(c, None, 1, marks=pytest.mark.slow) for c in (TINY, GPT2)),
     ],
 )
@@ -84,12 +87,28 @@ def test_the_twin_computes_what_the_model_does(
         assert_accurate(ours, best, near, "float32", TINY.intermediate_size)
 
 
+def test_the_floor_counts_experts_that_tokens_choose() -> None:
+    exported = export(EXPERTS, dtype="float32", max_seq_len=16)
+    every = step.floor_bytes(exported, 1000, 8)
+    cached = 2 * 2 * 8 * 2 * 16 * 4
+    one, two = (step.floor_bytes(exported, n, 8) - n * cached for n in (1, 2))
+    weights = 2 * 6 * 3 * 32 * 64 * 4
+    whole = every - 1000 * cached
+    assert whole - one == pytest.approx(weights * (1 - 2 / 6), abs=8)
+    assert whole - two == pytest.approx(weights * (1 - 2 / 6) ** 2, abs=8)
+
+
 def test_models_without_a_twin(capsys) -> None:
     assert peers.refusal(TINY) == peers.refusal(BIASED) == peers.refusal(GPT2) == ""
-    gemma = replace(TINY, qk_norm=True, hidden_act="gelu")
-    assert peers.refusal(gemma) == "PyTorch's side computes no hidden_act, qk_norm"
+    gemma = replace(TINY, norm_offset=True, hidden_act="gelu")
+    assert peers.refusal(gemma) == "PyTorch's side computes no hidden_act, norm_offset"
+    assert peers.refusal(EXPERTS, 32) == ""
+    assert peers.refusal(EXPERTS, 33) == "PyTorch's side has experts for 32 tokens at most"
+    as_they_are = replace(EXPERTS, experts=replace(EXPERTS.experts, renormalised=False))
+    assert "by their sum" in peers.refusal(as_they_are)
     for arguments, told in {
         "--model bert-base": "--model bert-base: it is no decoder",
+        "--model mixtral-8x7b --batch 33": "has experts for 32 tokens at most",
         "--model x": "no bundled config is called 'x'; there are llama-3.1-8b",
         "--model gpt2 --layers 1": "--layers must be at least 2",
         "--model gpt2 --context 1024": "--context must be from 1 to 1023",

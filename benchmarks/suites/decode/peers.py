@@ -1,4 +1,7 @@
-"""Steps of LLaMAs and GPT-2s in PyTorch, on the weights and caches of an exported model."""
+"""Steps of LLaMAs and GPT-2s in PyTorch, on the weights and caches of an exported model.
+
+A token's experts are gathered, which is PyTorch's faster way for few tokens: `suites.experts`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from torch.nn.functional import (
     silu,
 )
 
+from benchmarks.suites.experts import BMM_PAIRS, Model, by_pair
 from relax_fusion.models import Config, GPT2Config, LlamaConfig
+from relax_fusion.models.expert_config import Experts
 from relax_fusion.models.rope import inverse_frequencies
 
 CUDNN_FIRST = [
@@ -93,9 +98,9 @@ class Peer(torch.nn.Module):
             x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias") if has_bias else None
         )
 
-    def heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Split a merged projection into queries, keys and values."""
-        c = self.config
+    def heads(self, h: torch.Tensor, name: str) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values of a merged projection."""
+        c, qkv = self.config, self.linear(h, name)
         parts = qkv.view(*qkv.shape[:2], -1, c.head_dim)
         return parts.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=2)
 
@@ -136,12 +141,35 @@ class Llama(Peer):
     def layer(self, x: torch.Tensor, i: int) -> torch.Tensor:
         name = f"model.layers.{i}."
         h = self.norm(x, name + "input_layernorm.weight")
-        q, k, v = self.heads(self.linear(h, name + "self_attn.qkv_proj"))
+        q, k, v = self.projected(h, name + "self_attn.")
         out = self.attention(self.turned(q), self.turned(k), v, i)
         x = x + self.linear(out, name + "self_attn.o_proj")
         h = self.norm(x, name + "post_attention_layernorm.weight")
+        if experts := self.config.experts and self.config.experts.at(i):
+            return x + self.chosen(h, experts, name + "mlp.")
         gate, up = self.linear(h, name + "mlp.gate_up_proj").chunk(2, dim=-1)
         return x + self.linear(silu(gate) * up, name + "mlp.down_proj")
+
+    def projected(self, h: torch.Tensor, name: str) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values; heads that have norms are projected one by one."""
+        if not self.config.qk_norm:
+            return self.heads(h, name + "qkv_proj")
+        q, k, v = (
+            self.linear(h, f"{name}{which}_proj").unflatten(-1, (-1, self.config.head_dim))
+            for which in "qkv"
+        )
+        return self.norm(q, name + "q_norm.weight"), self.norm(k, name + "k_norm.weight"), v
+
+    def chosen(self, h: torch.Tensor, experts: Experts, name: str) -> torch.Tensor:
+        """Return what the experts of each token make of it."""
+        model = Model(experts.count, experts.chosen, h.shape[-1], experts.features)
+        shapes = model.shapes()
+        names = {"router": "gate", "up": "gate_up_proj", "down": "down_proj"}
+        weights = {
+            part: self.weight(f"{name}{own}.weight").view(shapes[part])
+            for part, own in names.items()
+        }
+        return by_pair(model, h.flatten(0, 1), weights).view(h.shape)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
@@ -169,7 +197,7 @@ class GPT2(Peer):
     def layer(self, x: torch.Tensor, i: int) -> torch.Tensor:
         name = f"transformer.h.{i}."
         h = self.norm(x, name + "ln_1")
-        out = self.attention(*self.heads(self.linear(h, name + "attn.c_attn")), i)
+        out = self.attention(*self.heads(h, name + "attn.c_attn"), i)
         x = x + self.linear(out, name + "attn.c_proj")
         h = self.linear(self.norm(x, name + "ln_2"), name + "mlp.c_fc")
         return x + self.linear(gelu(h, approximate="tanh"), name + "mlp.c_proj")
@@ -187,15 +215,20 @@ PEERS: dict[type[Config], type[Peer]] = {LlamaConfig: Llama, GPT2Config: GPT2}
 
 COMPUTED = (
     *("norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "attention_bias"),
-    *("mlp_bias", "output_bias", "end_tokens", "merged_checkpoint"),
+    *("mlp_bias", "output_bias", "end_tokens", "merged_checkpoint", "qk_norm", "experts"),
 )
 """Fields of configurations that may have any value; the others have their default, or are sizes."""
 
 
-def refusal(config: Config) -> str:
-    """Return why there is no peer of a configuration; nothing if there is one."""
+def refusal(config: Config, tokens: int = 1) -> str:
+    """Return why there is no peer of a configuration for so many; nothing if there is one."""
     if type(config) not in PEERS:
         return "it is no decoder"
+    if isinstance(config, LlamaConfig) and (experts := config.experts):
+        if tokens * experts.chosen > BMM_PAIRS:
+            return f"PyTorch's side has experts for {BMM_PAIRS // experts.chosen} tokens at most"
+        if not experts.renormalised:
+            return "PyTorch's side divides shares of experts by their sum"
     optional = [f for f in fields(config) if f.default is not MISSING and f.name not in COMPUTED]
     others = [f.name for f in optional if getattr(config, f.name) != f.default]
     return f"PyTorch's side computes no {', '.join(others)}" if others else ""

@@ -69,9 +69,14 @@ class Prefill(Steps):
 
     @classmethod
     def check(cls, parser: ArgumentParser, args: Namespace) -> None:
+        from benchmarks.suites.decode.peers import refusal
+
         super().check(parser, args)
-        most = models.zoo_config(args.model).max_position
+        config = models.zoo_config(args.model)
+        most = config.max_position
         args.tokens = args.tokens or [n for n in TOKENS if n <= most]
+        if why := refusal(config, max(args.tokens)):
+            parser.error(f"--model {args.model}: {why}")
         if max(args.tokens) > most:
             parser.error(f"--tokens must be at most {most}: {args.model} has no more positions")
 

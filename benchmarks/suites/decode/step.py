@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
@@ -53,15 +54,23 @@ def export_model(
 def floor_bytes(exported: ExportedModel, batch: int, total: int) -> int:
     """Return the bytes that a step cannot but touch: weights, and `total` keys and values.
 
-    Of a model that is spread they are those of a worker.
+    Of a model that is spread they are those of a worker.  Of experts, those count that so many
+    tokens choose where each chooses at random.
     """
     config = exported.config
     skipped = ("model.rope", "transformer.wpe")
     skipped += () if config.tie_word_embeddings else ("model.embed", "transformer.wte")
-    read = [(p.shape, p.dtype) for p in exported.params if not p.name.startswith(skipped)]
     cached = config.num_layers, 2, batch, total, *map(int, exported.cache_shapes[0][2:])
-    read.append((cached, exported.dtype))
-    return sum(math.prod(shape) * numpy_dtype(dtype).itemsize for shape, dtype in read)
+    moved = float(math.prod(cached) * numpy_dtype(exported.dtype).itemsize)
+    experts = getattr(config, "experts", None)
+    share = 1 - (1 - experts.chosen / experts.count) ** batch if experts else 1
+    for param in exported.params:
+        if not param.name.startswith(skipped):
+            parts = re.match(r"model\.layers\.(\d+)\.mlp\.(gate_up|down)_proj", param.name)
+            chosen = experts and parts and experts.at(int(parts[1]))
+            size = math.prod(param.shape) * numpy_dtype(param.dtype).itemsize
+            moved += size * (share if chosen else 1)
+    return round(moved)
 
 
 def count_launches(
@@ -153,7 +162,7 @@ class Steps(Suite):
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--model", default=MODEL, help="a LLaMA or GPT-2 of relax_fusion.models.zoo")
+        add("--model", default=MODEL, help="a decoder of relax_fusion.models.zoo")
         add("--layers", type=int, help="of the model, all by default")
         add("--batch", type=int, default=1)
         add("--vocab", type=int, help="of the model by default")
@@ -177,7 +186,7 @@ class Steps(Suite):
             config = models.zoo_config(args.model)
         except ConfigError as err:
             parser.error(f"--model: {err}")
-        if why := refusal(config):
+        if why := refusal(config, args.batch):
             parser.error(f"--model {args.model}: {why}")
         args.layers = config.num_layers if args.layers is None else args.layers
         args.vocab = config.vocab_size if args.vocab is None else args.vocab
