@@ -97,10 +97,7 @@ for it."""
 def check_module(given: Any) -> None:
     """Refuse what is no module.
 
-    Raises
-    ------
-    ModuleTypeError
-        If it is none; the message says how to get one.
+    Raises `ModuleTypeError` if it is none; the message says how to get one.
     """
     if not isinstance(given, ir.IRModule):
         kind = type(given)

@@ -35,10 +35,7 @@ def user_cache_directory() -> Path:
 def check_regular(path: Path) -> os.stat_result:
     """Refuse a pipe, of which opening would wait, and a device, which may have no end.
 
-    Raises
-    ------
-    OSError
-        If there is no file, or it is not a regular one.
+    Raises `OSError` if there is no file, or it is not a regular one.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -49,17 +46,9 @@ def check_regular(path: Path) -> os.stat_result:
 def read_file(path: Path, *, own: bool = False) -> bytes:
     """Return the content of a regular file of at most `MOST_BYTES`.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    own : bool
-        Whether to refuse a file that others than this user and root own, or can write to.
-
-    Raises
-    ------
-    OSError
-        If there is no such file, or it cannot be read.
+    `path`: the file.
+    `own`: whether to refuse a file that others than this user and root own, or can write to.
+    Raises `OSError` if there is no such file, or it cannot be read.
     """
     check_regular(path)
     with path.open("rb") as file:
@@ -79,10 +68,7 @@ def write_file(path: Path, text: str) -> None:
     ones: the directory may be a stranger's.  Pipes and devices, and what /dev and /proc call by
     other names, such as ``/dev/stdout``, are written to; nobody waits for a reader.
 
-    Raises
-    ------
-    OSError
-        If it cannot be written.
+    Raises `OSError` if it cannot be written.
     """
     content = text.encode("utf-8", "backslashreplace")  # names of files need not be text
     mode = 0o666
@@ -123,10 +109,7 @@ def locked(path: Path) -> Iterator[int]:
     The descriptor reads anywhere and writes to the end.  A symbolic link is followed to a file that
     is there, but none is made at its end.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened, or is no regular file.
+    Raises `OSError` if it cannot be opened, or is no regular file.
     """
     while True:
         with suppress(FileNotFoundError):

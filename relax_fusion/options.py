@@ -70,10 +70,7 @@ def optional_passes() -> list[str]:
 def known_pass(name: str) -> str:
     """Return what can be left out: the name of a pass, or the key of a workload.
 
-    Raises
-    ------
-    ValueError
-        If it is neither.
+    Raises `ValueError` if it is neither.
     """
     if name not in optional_passes() and not _KEY.fullmatch(name):
         known = ", ".join([*CANONICAL, "RouteExperts", *PATTERNS])
@@ -268,10 +265,7 @@ class PipelineOptions:
 def dumped(options: PipelineOptions, files: Sequence[str]) -> Wanted:
     """Return what is to be dumped; `files` are those of the phases that there are.
 
-    Raises
-    ------
-    PipelineError
-        If a phase is to be dumped that there is not.
+    Raises `PipelineError` if a phase is to be dumped that there is not.
     """
     wanted = Wanted(options.debug_dump, options.dump_functions, options.dump_phases)
     wanted.check_phases(files)

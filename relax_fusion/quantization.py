@@ -73,13 +73,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
 
 
 def quantization(name: str) -> Quantization:
-    """Return the format of a name.
-
-    Raises
-    ------
-    QuantizationError
-        If no format is called so.
-    """
+    """Return the format of a name; raise `QuantizationError` if no format is called so."""
     found = QUANTIZATIONS.get(name) if isinstance(name, str) else None
     if found is None:
         known = ", ".join(QUANTIZATIONS)

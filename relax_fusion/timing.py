@@ -102,16 +102,10 @@ def in_turn(
     Whatever else runs on the machine slows down a stretch of time, which is then one round of many
     contenders and not every run of one.
 
-    Parameters
-    ----------
-    timers : mapping to callable
-        Times a contender, in a round of this number.
-    rounds : int
-        How often each has its turn.
-    again : callable
-        Tells whether a contender is timed once more, by the times so far.
-    found : dict, optional
-        Gets the times, turn by turn, so that those of an interrupted run are not lost.
+    `timers`: times a contender, in a round of this number.
+    `rounds`: how often each has its turn.
+    `again`: tells whether a contender is timed once more, by the times so far.
+    `found`: gets the times, turn by turn, so that those of an interrupted run are not lost.
     """
     found = {} if found is None else found
     found |= {who: [] for who in timers}
@@ -158,16 +152,10 @@ def kernel_times(
 ) -> list[KernelTime]:
     """Time the kernels of a call, one by one; what takes longest comes first.
 
-    Parameters
-    ----------
-    machine : VirtualMachine
-        What runs them; it has no other instrument, and none afterwards.
-    call : callable
-        Calls a function of it, always with the same sizes.
-    device : tvm.runtime.Device
-        Where kernels run.
-    repeats : int
-        How often it is called, after one call that is not timed.
+    `machine`: what runs them; it has no other instrument, and none afterwards.
+    `call`: calls a function of it, always with the same sizes.
+    `device`: where kernels run.
+    `repeats`: how often it is called, after one call that is not timed.
     """
     call()  # captures CUDA graphs, which cannot be done while kernels are waited for
     clock = _Clock(device)

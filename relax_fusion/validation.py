@@ -41,19 +41,10 @@ _Record = TypeVar("_Record")
 def check(record: Any, error: type[Exception], where: str = "") -> None:
     """Check the fields of a dataclass; for its ``__post_init__``.
 
-    Parameters
-    ----------
-    record : dataclass instance
-        What to check; nothing in it is changed.
-    error : type of Exception
-        What to raise.
-    where : str
-        What the fields belong to, in front of the message.
-
-    Raises
-    ------
-    error
-        If a field has a value that its type hint does not allow.
+    `record` (dataclass instance): what to check; nothing in it is changed.
+    `error`: what to raise.
+    `where`: what the fields belong to, in front of the message.
+    Raises `error` if a field has a value that its type hint does not allow.
     """
     try:
         model = _model(type(record))  # type: ignore[arg-type]  # to mypy, types have no hash
@@ -73,24 +64,13 @@ def read(
 
     A key is the alias of a field's hint, or else its name; None stands for a field's default.
 
-    Parameters
-    ----------
-    cls : type
-        The dataclass.
-    data : object
-        What should be the mapping.
-    error : type of Exception
-        What to raise.
-    where : str
-        What the fields belong to, in front of the message.
-    unknown : {"forbid", "ignore"}
-        What to do about keys that `cls` does not have.
-
-    Raises
-    ------
-    error
-        If `data` is no mapping with text as keys, lacks a field, or has a value that its type hint
-        does not allow.
+    `cls`: the dataclass.
+    `data` (object): what should be the mapping.
+    `error`: what to raise.
+    `where`: what the fields belong to, in front of the message.
+    `unknown`: what to do about keys that `cls` does not have.
+    Raises `error` if `data` is no mapping with text as keys, lacks a field, or has a value that its
+    type hint does not allow.
     """
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
         raise error(f"{where} is {shown(data)}; must be a mapping with text as keys")
@@ -114,10 +94,7 @@ def read_json(
 
     `unknown` says what to do about fields that a dataclass does not have, by default what it says.
 
-    Raises
-    ------
-    error
-        If `text` is no JSON, or not of that type.
+    Raises `error` if `text` is no JSON, or not of that type.
     """
     try:
         return _adapter(kind).validate_json(text, strict=True, extra=unknown)

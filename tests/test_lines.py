@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 90_967, 537
+LIBRARY = 90_052, 537
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 67_894

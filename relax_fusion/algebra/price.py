@@ -50,14 +50,9 @@ class Price:
         operator reads of another, or of a matmul, is in none, nor what a reduction reads of an
         element-wise operator.
 
-        Parameters
-        ----------
-        bindings : sequence of (relax.Var, relax.Expr)
-            The part, in order; the last is its result.
-        is_read_inside : bool
-            Whether only element-wise operators read the result.
-        given : mapping of int to relax.Expr
-            Calls that make what the part reads, and element-wise operators alone read.
+        `bindings`: the part, in order; the last is its result.
+        `is_read_inside`: whether only element-wise operators read the result.
+        `given`: calls that make what the part reads, and element-wise operators alone read.
         """
         made = {**given, **{hash(var): call for var, call in bindings}}
         edges = [(hash(e), call) for _, call in bindings for e in operands(call)]

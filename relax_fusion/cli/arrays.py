@@ -153,10 +153,8 @@ def _check_shapes(arrays: list[np.ndarray], signature: Signature) -> None:
 def check_new(text: str) -> Path:
     """Return where outputs go, if nothing is there.
 
-    Raises
-    ------
-    CliError
-        If something is there that is no empty directory, or the name is one of a single array.
+    Raises `CliError` if something is there that is no empty directory, or the name is one of a
+    single array.
     """
     out = Path(text)
     if out.suffix.lower() == ".npy":

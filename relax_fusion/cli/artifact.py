@@ -50,11 +50,8 @@ def place(text: str) -> Path:
 def check_output(out: Path, *, force: bool) -> None:
     """Refuse to write where something else is than what ``compile`` made.
 
-    Raises
-    ------
-    CliError
-        If `out` exists, unless `force` and it is empty or holds what its manifest says, and nothing
-        else.
+    Raises `CliError` if `out` exists, unless `force` and it is empty or holds what its manifest
+    says, and nothing else.
     """
     if not os.path.lexists(out):
         return
@@ -125,10 +122,7 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
 def staged_file(out: Path) -> Iterator[Path]:
     """Give a file to fill; it becomes `out` at the end, or vanishes if anything fails.
 
-    Raises
-    ------
-    CliError
-        If `out` is there by then.
+    Raises `CliError` if `out` is there by then.
     """
     made = [path for path in out.parents if not path.exists()]
     stage, lock = _new_stage(out)
@@ -265,20 +259,11 @@ def check_written(
 ) -> None:
     """Refuse, before anything is done, what cannot become a file, and what the command reads.
 
-    Parameters
-    ----------
-    files : mapping of str to str
-        By option, the file that is to be written; None where none is.
-    *inputs : str, optional
-        Files and directories that the command reads.
-    stdout : collection of str
-        Options that take ``-``.
-
-    Raises
-    ------
-    CliError
-        If a file is a directory, or in none; if it is one of `inputs`, or of their files, which it
-        would replace; if it is that of another option.
+    `files`: by option, the file that is to be written; None where none is.
+    `*inputs`: files and directories that the command reads.
+    `stdout`: options that take ``-``.
+    Raises `CliError` if a file is a directory, or in none; if it is one of `inputs`, or of their
+    files, which it would replace; if it is that of another option.
     """
     earlier: dict[Path, str] = {}
     for option, file in files.items():

@@ -101,10 +101,7 @@ def _walk(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
 def device_for(directory: Path, manifest: Manifest, console: Console) -> tvm.runtime.Device:
     """Return the device that a directory was compiled for.
 
-    Raises
-    ------
-    CliError
-        If it is not here, or the manifest names none.
+    Raises `CliError` if it is not here, or the manifest names none.
     """
     try:
         target = make_target(manifest.target)
@@ -139,10 +136,7 @@ def device_here(target: Target, number: int = 0) -> tvm.runtime.Device:
 def load_library(directory: Path, manifest: Manifest) -> tvm.runtime.Module:
     """Load the library, if it is the one that the manifest describes.
 
-    Raises
-    ------
-    CliError
-        If it cannot be loaded, or was compiled from something else.
+    Raises `CliError` if it cannot be loaded, or was compiled from something else.
     """
     try:
         library = tvm.runtime.load_module(str(directory / LIBRARY))

@@ -57,16 +57,10 @@ def call_command(args: argparse.Namespace, console: Console, manifest: Manifest)
 class Call:
     """A function on the device with its inputs, ready to be called.
 
-    Parameters
-    ----------
-    compiled : Any
-        An executable or a library.
-    manifest : Compiled
-        Says the function, the first, and how it takes weights.
-    device : tvm.runtime.Device
-        Where it runs.
-    inputs, weights : iterable of numpy.ndarray
-        What it takes, in order.
+    `compiled`: an executable or a library.
+    `manifest`: says the function, the first, and how it takes weights.
+    `device`: where it runs.
+    `inputs`, `weights`: what it takes, in order.
     """
 
     def __init__(

@@ -163,10 +163,8 @@ def _write_library(
 def compiled_of(source: Source, exported: Model, args: argparse.Namespace) -> Compiled:
     """Describe what will be compiled.
 
-    Raises
-    ------
-    CliError
-        If `run` could not read it from a manifest, which takes less than ``config.json`` may hold.
+    Raises `CliError` if `run` could not read it from a manifest, which takes less than
+    ``config.json`` may hold.
     """
     kept = source.kept(exported)
     compiled = Compiled(

@@ -22,12 +22,8 @@ BUSY = 0.5
 class CliError(Exception):
     """A command cannot do what it was asked to.
 
-    Parameters
-    ----------
-    message : str
-        What was wrong, where, and what to do about it.
-    code : int
-        The exit code: 1, or 2 where the command line itself was wrong.
+    `message`: what was wrong, where, and what to do about it.
+    `code`: the exit code: 1, or 2 where the command line itself was wrong.
     """
 
     def __init__(self, message: str, code: int = 1) -> None:

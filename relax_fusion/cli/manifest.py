@@ -181,12 +181,8 @@ def _sha256(file: Path) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """Read and check the manifest of a compiled directory.
 
-    Raises
-    ------
-    CliError
-        If it is missing, damaged, or of a version that this one cannot run.
-    OSError
-        If it cannot be read.
+    Raises `CliError` if it is missing, damaged, or of a version that this one cannot run.  Raises
+    `OSError` if it cannot be read.
     """
     file = directory / MANIFEST
     try:
@@ -235,10 +231,7 @@ def check_files(directory: Path, manifest: Manifest, *, also_weights: bool = Fal
 def check_library(library: tvm.runtime.Module, manifest: Manifest, file: Path) -> None:
     """Compare the manifest with what the library says of itself, for anybody can edit a manifest.
 
-    Raises
-    ------
-    CliError
-        If they differ; it names the field.
+    Raises `CliError` if they differ; it names the field.
     """
     try:
         metadata = relax.VirtualMachine(library, tvm.cpu())["_metadata"]()

@@ -189,10 +189,7 @@ def longest(model: Model) -> dict[str, int]:
 def open_source(text: str) -> Source:
     """Find out what `text` means: a directory, a file, or the name of a bundled configuration.
 
-    Raises
-    ------
-    CliError, ModelError
-        If it is none of them, or its configuration cannot be used.
+    Raises `CliError` or `ModelError` if it is none of them, or its configuration cannot be used.
     """
     path = Path(text)
     suffix = path.suffix.lower()

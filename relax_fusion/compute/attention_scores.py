@@ -233,18 +233,10 @@ Fold = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 class OnlineSoftmax:
     """Emits the blocks that turn scores into weights and keep each row's maximum and sum.
 
-    Parameters
-    ----------
-    shape : TileShape
-        Sizes of the tile.
-
-    Attributes
-    ----------
-    scores : tirx.Var
-        float32 ``[rows, keys]``: scores going in, ``exp(score - maximum)`` coming out.
-    row_scale : tirx.Var
-        float32 ``[rows]``: what results so far have to be multiplied by after `advance`, and be
-        divided by after `finish`.
+    `shape`: sizes of the tile.
+    `scores`: float32 ``[rows, keys]``: scores going in, ``exp(score - maximum)`` coming out.
+    `row_scale`: float32 ``[rows]``: what results so far have to be multiplied by after `advance`,
+    and be divided by after `finish`.
     """
 
     def __init__(self, shape: TileShape) -> None:

@@ -37,12 +37,8 @@ for what that operand of a packed weight holds there."""
 class Stages:
     """The parameters of a PrimFunc, as a workload's graph has them, and the stages in between.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is computed.
-    unpacked_as : str, optional
-        The dtype in which packed weights are unpacked; by default that of the tensor.
+    `graph`: what is computed.
+    `unpacked_as`: the dtype in which packed weights are unpacked; by default that of the tensor.
     """
 
     def __init__(self, graph: Graph, unpacked_as: str | None = None):

@@ -138,12 +138,8 @@ class Comparison:
     def difference(self, run: Run) -> str | None:
         """Say which result differs; None if none does.
 
-        Raises
-        ------
-        Invalid
-            If the sizes contradict each other.
-        Uninterpreted
-            If an operator has no meaning here.
+        Raises `Invalid` if the sizes contradict each other.  Raises `Uninterpreted` if an operator
+        has no meaning here.
         """
         values = make(self.region, run.sizes, run.kind, run.seed)
         if run.kind in ("ordinary", "large scores"):

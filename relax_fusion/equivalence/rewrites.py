@@ -42,10 +42,7 @@ class Rewrite:
     def difference(self) -> str | None:
         """Say on which inputs the results differ; None if on none.
 
-        Raises
-        ------
-        Uninterpreted
-            If an operator has no meaning here, or all sizes are too large.
+        Raises `Uninterpreted` if an operator has no meaning here, or all sizes are too large.
         """
         tried = 0
         for sizes in self._sizes():

@@ -67,14 +67,9 @@ def predict_unfused(
 
     That is the best that we would run for its parts (`Described.apart`), one after the other.
 
-    Parameters
-    ----------
-    size : int or AttentionSize
-        As for `predict`.
-    backend : {"auto", "tir", "triton"}
-        Which families the matmuls that later passes fuse may be of.
-    alone : Prediction, optional
-        What `work` costs by its best plan, if that is known: a matmul by itself has no parts.
+    `size`: as for `predict`.
+    `backend`: which families the matmuls that later passes fuse may be of.
+    `alone`: what `work` costs by its best plan, if that is known: a matmul by itself has no parts.
     """
     return unfused_at(work, dev, {size: alone}, backend)[0]
 
@@ -84,10 +79,7 @@ def unfused_at(
 ) -> list[Prediction]:
     """Return what `predict_unfused` does at several sizes, of which matmuls are priced together.
 
-    Parameters
-    ----------
-    sizes : mapping of Size to Prediction
-        Sizes, each with what `work` costs there by its best plan, if that is known.
+    `sizes`: sizes, each with what `work` costs there by its best plan, if that is known.
     """
     parts = {size: work.apart(**sizes_of(work, size)) for size in sizes}
     known = {s: p for s, p in sizes.items() if p and [a.matmul for a in parts[s]] == [work]}
@@ -102,12 +94,8 @@ def unfused_at(
 def predict_apart(atoms: Sequence[Atom], dev: DeviceSpec, backend: Backend) -> Prediction:
     """Return what kernels cost that run one after the other.
 
-    Parameters
-    ----------
-    atoms : sequence of Atom
-        The kernels; at least one.
-    backend : {"auto", "tir", "triton"}
-        Which families the matmuls that later passes fuse may be of.
+    `atoms`: the kernels; at least one.
+    `backend`: which families the matmuls that later passes fuse may be of.
     """
     kernels = _kernels(atoms, dev, backend)
     return _one_after_the_other([kernels[atom] for atom in atoms], dev)

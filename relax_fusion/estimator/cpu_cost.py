@@ -155,12 +155,8 @@ def _activation_cycles(
 ) -> float:
     """Return the cycles of the busiest core for the activations of its results.
 
-    Parameters
-    ----------
-    parts : tuple of int
-        Rows, and tasks that share them.
-    lanes : int
-        Elements that are computed at once.
+    `parts`: rows, and tasks that share them.
+    `lanes`: elements that are computed at once.
     """
     rows, tasks = parts
     busiest = ceil_div(tasks, dev.sm_count) / tasks
@@ -175,10 +171,8 @@ def l2_cycles_per_byte(dev: DeviceSpec) -> float:
 def vectors_step(rows: int, vectors: int, streamed_cycles: float, dev: DeviceSpec) -> float:
     """Return the cycles of a step along k of a register tile, whose row is so many vectors wide.
 
-    Parameters
-    ----------
-    streamed_cycles : float
-        What the operands of a step take on their way from a cache, while the core computes.
+    `streamed_cycles`: what the operands of a step take on their way from a cache, while the core
+    computes.
     """
     sums, loads = rows * vectors / dev.fma_per_cycle, (rows + vectors) / LOADS_PER_CYCLE
     return max(sums, loads, FMA_LATENCY_CYCLES, streamed_cycles)

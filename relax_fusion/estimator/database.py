@@ -112,24 +112,15 @@ def size_from_json(size: int | Mapping[str, int]) -> Size | None:
 class Measurement:
     """A line of the database.
 
-    Parameters
-    ----------
-    device : str
-        Label of the device, for people.
-    target : dict
-        What was compiled for, without its host: `target_fields`.
-    workload, plan : dict
-        As `relax_fusion.workload.json.to_json` and `TilePlan.to_attr` write them.
-    size : int or dict
-        Rows, or sizes by name, of what was measured.
-    seconds, spread : float
-        Median of the samples, and half of the distance between their quartiles as a part of it.
-    versions : dict of str to str
-        `versions_of` the plan, and of what makes no difference.
-    machine : str
-        What the device says it is, for people.
-    library : str
-        Version of this package, for people.
+    `device`: label of the device, for people.
+    `target`: what was compiled for, without its host: `target_fields`.
+    `workload`, `plan`: as `relax_fusion.workload.json.to_json` and `TilePlan.to_attr` write them.
+    `size`: rows, or sizes by name, of what was measured.
+    `seconds`, `spread`: median of the samples, and half of the distance between their quartiles as
+    a part of it.
+    `versions`: `versions_of` the plan, and of what makes no difference.
+    `machine`: what the device says it is, for people.
+    `library`: version of this package, for people.
     """
 
     device: str
@@ -196,10 +187,8 @@ class Database:
     def measured(self, target: str) -> Measured:
         """Return the measurements for a target, given as JSON, that still hold.
 
-        Raises
-        ------
-        DatabaseError
-            If there is no such file, it cannot be read, or a line is no measurement.
+        Raises `DatabaseError` if there is no such file, it cannot be read, or a line is no
+        measurement.
         """
         wanted, digest = target_fields(target), hashlib.sha1()
         times: dict[str, dict[Size, dict[TilePlan, float]]] = {}
@@ -217,21 +206,12 @@ class Database:
     def create(self) -> None:
         """Make an empty file if there is none.
 
-        Raises
-        ------
-        DatabaseError
-            If there is one that cannot be written, or none can be made.
+        Raises `DatabaseError` if there is one that cannot be written, or none can be made.
         """
         self._append("")
 
     def add(self, measurement: Measurement) -> None:
-        """Append a measurement.
-
-        Raises
-        ------
-        DatabaseError
-            If the file cannot be written.
-        """
+        """Append a measurement; raise `DatabaseError` if the file cannot be written."""
         told = {"format": FORMAT, **asdict(measurement)}
         self._append(json.dumps(told, allow_nan=False) + "\n")
 
@@ -265,10 +245,7 @@ class Database:
     def lines(self) -> Iterator[Measurement]:
         """Yield the measurements that this version can read, those of other kernels among them.
 
-        Raises
-        ------
-        DatabaseError
-            As `measured`.
+        Raises `DatabaseError` as `measured`.
         """
         try:
             data = read_file(self.path)

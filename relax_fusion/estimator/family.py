@@ -128,13 +128,7 @@ class Launches(Price):
     steps: Callable[[Size], Iterable[Step]]
 
     def at(self, size: Size) -> Prediction:
-        """Return what the launches cost.
-
-        Raises
-        ------
-        TilePlanError
-            If there are none.
-        """
+        """Return what the launches cost; raise `TilePlanError` if there are none."""
         price = cpu_cost.price_step if self.dev.kind == "cpu" else gpu_cost.price_step
         parts = [price(step, self.dev) for step in self.steps(size)]
         if not parts:
@@ -197,10 +191,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def check_attributes(family: KernelFamily[Any]) -> None:
     """Refuse a family from outside with attributes that no family can have.
 
-    Raises
-    ------
-    TilePlanError
-        The message names the attribute, its value and what is allowed.
+    Raises `TilePlanError`; the message names the attribute, its value and what is allowed.
     """
     own = type(family).__name__
     for name, (holds, needs) in _ATTRIBUTES.items():

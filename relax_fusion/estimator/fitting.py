@@ -17,12 +17,8 @@ def least_errors(errors: Callable[[Any], Any], weights: Any, count: int) -> Any:
 
     What no error tells stays where it is.
 
-    Parameters
-    ----------
-    errors : callable
-        Takes an array of changes, and returns the logarithms of prices over times.
-    weights : array of float
-        How much each error counts.
+    `errors`: takes an array of changes, and returns the logarithms of prices over times.
+    `weights` (array of float): how much each error counts.
     """
 
     def cost(e: Any, x: Any) -> float:

@@ -126,12 +126,8 @@ def overlapping(power: int, *times: Any) -> Any:
     The higher the power, the more the longest hides.  By squares and square roots, which are the
     same for a number and for an element of an array.
 
-    Parameters
-    ----------
-    power : int
-        A power of two.
-    *times : float or array
-        In seconds.
+    `power`: a power of two.
+    `*times` (float or array): in seconds.
     """
     doublings = range(power.bit_length() - 1)
     raised = list(times)
@@ -225,10 +221,7 @@ def predicted(found: Times, start_s: float, dram_bytes: float, flops: float) -> 
 def resident_blocks(foot: Footprint, dev: DeviceSpec, reserved_bytes: int = 0) -> int:
     """Return how many blocks a multiprocessor holds at once (at least 1).
 
-    Parameters
-    ----------
-    reserved_bytes : int
-        Shared memory of each block beside what it asks for.
+    `reserved_bytes`: shared memory of each block beside what it asks for.
     """
     registers = foot.registers_per_thread * foot.threads
     return max(

@@ -70,10 +70,7 @@ def block_limits(
 ) -> Iterator[str]:
     """Yield what `plan` needs and a thread block of `dev` has not.
 
-    Parameters
-    ----------
-    is_static : bool
-        Whether the kernel declares its shared memory statically.
+    `is_static`: whether the kernel declares its shared memory statically.
     """
     dev = problem.dev
     missing = sorted(dtypes_of(problem.work).intersection(dev.missing_dtypes))

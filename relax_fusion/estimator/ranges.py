@@ -22,10 +22,7 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
 
     The bounds have the names of the graph.  The first that hold decide; the last are none.
 
-    Raises
-    ------
-    TilePlanError
-        If a box bounds what `work` does not have, as the keys of a matmul.
+    Raises `TilePlanError` if a box bounds what `work` does not have, as the keys of a matmul.
     """
     check_boxes(work, table)
     found: list[tuple[dict[str, int], TilePlan]] = []
@@ -46,10 +43,7 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
 def check_boxes(work: Workload, table: PlanTable) -> None:
     """Refuse a box that bounds what `work` does not have, as the keys of a matmul.
 
-    Raises
-    ------
-    TilePlanError
-        The message has the box, and what there is to bound.
+    Raises `TilePlanError`; the message has the box, and what there is to bound.
     """
     for box, _ in table.boxes:
         for name in box.bounds:

@@ -126,11 +126,8 @@ def options(problem: Problem[Any], backend: Backend = "auto") -> Iterator[Option
     `violations` drops what does not fit.  Some hundred for a usual workload; none if not even the
     smallest tile fits.
 
-    Parameters
-    ----------
-    backend : {"auto", "tir", "triton"}
-        Which families are looked at: "tir", those whose kernels are TIR; "triton", the others, and
-        those of TIR where no other has a plan.
+    `backend`: which families are looked at: "tir", those whose kernels are TIR; "triton", the
+    others, and those of TIR where no other has a plan.
     """
     left_out: set[type] = set()
     is_served = False
@@ -155,10 +152,7 @@ def candidates(work: Workload, dev: DeviceSpec, backend: Backend = "auto") -> It
 def family_of(plan: TilePlan) -> Family:
     """Return the family that `plan` is of.
 
-    Raises
-    ------
-    TilePlanError
-        If there is none; the message has what there is.
+    Raises `TilePlanError` if there is none; the message has what there is.
     """
     return _named(plan.family)
 
@@ -183,15 +177,9 @@ def is_launched(plan: TilePlan) -> bool:
 def plan_of(attr: Mapping[str, Any]) -> TilePlan:
     """Read a plan from a dictionary, complaining about unknown and missing fields.
 
-    Parameters
-    ----------
-    attr : mapping
-        Field names to values, as `TilePlan.to_attr` writes them.
-
-    Raises
-    ------
-    TilePlanError
-        If a field is unknown, lacks a value, or has a value that a plan cannot take.
+    `attr`: field names to values, as `TilePlan.to_attr` writes them.
+    Raises `TilePlanError` if a field is unknown, lacks a value, or has a value that a plan cannot
+    take.
     """
     if not isinstance(attr, Mapping):
         raise TilePlanError(f"tile plan is {shown(attr)}; must be a mapping")
@@ -201,10 +189,7 @@ def plan_of(attr: Mapping[str, Any]) -> TilePlan:
 def table_of(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
     """Read a table from the form that `PlanTable.to_attr` writes.
 
-    Raises
-    ------
-    TilePlanError
-        If a plan is none, or the boxes do not end in an open one.
+    Raises `TilePlanError` if a plan is none, or the boxes do not end in an open one.
     """
     rows = list(attr) if isinstance(attr, Iterable) else [attr]
     if not all(isinstance(row, Mapping) for row in rows):
@@ -222,11 +207,8 @@ def table_of(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
 def option_of(plan: TilePlan, problem: Problem[Any]) -> Option:
     """Return a user's plan with its family, whose type of plan it becomes.
 
-    Raises
-    ------
-    TilePlanError
-        If its family takes no such workloads on such a device, or the plan has a number that the
-        family's plans lack.
+    Raises `TilePlanError` if its family takes no such workloads on such a device, or the plan has a
+    number that the family's plans lack.
     """
     family, known = family_of(plan), families(problem)
     if family not in known:

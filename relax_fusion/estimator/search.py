@@ -73,12 +73,8 @@ class Priced:
         What counts is the mean of a plan's time over the best time at each size of a cell: a plan
         that pads few rows to many is fast at the end of a range only.  Of equals, the first.
 
-        Parameters
-        ----------
-        cells : sequence of sequence of Size
-            Sizes that a plan of their own may serve.
-        measured : sequence of Times
-            For each cell what was measured in it; nothing by default.
+        `cells`: sizes that a plan of their own may serve.
+        `measured`: for each cell what was measured in it; nothing by default.
         """
         losses = self.losses(cells)
         for cell, times in enumerate(measured):
@@ -183,16 +179,11 @@ def finer(
 ) -> list[list[tuple[Box, Option]]]:
     """Return plans of a pool for the small ranges inside of each range; nothing for other ranges.
 
-    Parameters
-    ----------
-    every : sequence of Range
-        All ranges.
-    asked : sequence of Asked
-        Of each range the plans that may serve it; none where it is to stay as it is.
-    chosen : sequence of Option
-        Of each range the plan that is best for all of it.  It serves where it loses little.
-    steps : sequence of int
-        Sizes at which the plans of the pool are chosen (`Breaks.finer`), each with the next one.
+    `every`: all ranges.
+    `asked`: of each range the plans that may serve it; none where it is to stay as it is.
+    `chosen`: of each range the plan that is best for all of it.  It serves where it loses little.
+    `steps`: sizes at which the plans of the pool are chosen (`Breaks.finer`), each with the next
+    one.
     """
     work = problem.work
     if isinstance(work, Attention) or not isinstance(work.rows, DynamicDim) or not steps:

@@ -130,11 +130,8 @@ class MatmulShape:
 def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape:
     """Return the common view of `work`.
 
-    Parameters
-    ----------
-    pairs : bool
-        Whether the kernel accumulates the two features of a rotated pair as two parts of a column,
-        as TIR does (a projection beside it that is not rotated is priced alike), or as columns.
+    `pairs`: whether the kernel accumulates the two features of a rotated pair as two parts of a
+    column, as TIR does (a projection beside it that is not rotated is priced alike), or as columns.
     """
     # Counted by the graph at two numbers of rows: what is read for each, and what is read once.
     # Angles that rows of several sequences share, and a scale for each sequence, are in neither.
@@ -208,10 +205,7 @@ def _apart(projection: Projection) -> bool:
 def attention_size(work: Attention, size: Size) -> AttentionSize:
     """Return `size` as an `AttentionSize`, with the static sizes of `work` in their places.
 
-    Raises
-    ------
-    TypeError
-        If `size` is a number: it does not say which of three sizes it is.
+    Raises `TypeError` if `size` is a number: it does not say which of three sizes it is.
     """
     if isinstance(size, int):
         raise TypeError(f"an Attention is priced at an AttentionSize, not at {size!r}")
@@ -231,10 +225,7 @@ def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
 def rows_at(size: Size) -> int:
     """Return the rows at which a matmul workload is priced.
 
-    Raises
-    ------
-    TypeError
-        If `size` is that of an attention.
+    Raises `TypeError` if `size` is that of an attention.
     """
     if not isinstance(size, int):
         raise TypeError(f"a matmul workload is priced at a number of rows, not at {size!r}")

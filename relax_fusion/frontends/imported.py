@@ -107,18 +107,10 @@ class ImportedModel:
 def signature_of(mod: ir.IRModule, inputs: list[str], outputs: list[str]) -> Signature:
     """Describe the function of an imported module.
 
-    Parameters
-    ----------
-    mod : IRModule
-        As TVM's importers make it.
-    inputs, outputs : list of str
-        The names of its first parameters, and of what it returns; outputs are numbered where their
-        number is another.
-
-    Raises
-    ------
-    ModelFileError
-        If an input is no tensor of a known rank.
+    `mod`: as TVM's importers make it.
+    `inputs`, `outputs`: the names of its first parameters, and of what it returns; outputs are
+    numbered where their number is another.
+    Raises `ModelFileError` if an input is no tensor of a known rank.
     """
     func = mod[FUNCTION]
     taken = list(zip(inputs, func.params[: len(inputs)], strict=True))

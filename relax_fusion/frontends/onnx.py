@@ -50,15 +50,8 @@ def read_onnx(path: Path) -> ImportedModel:
     Constants of more than `LARGEST_CONSTANT` elements that are factors of a matmul, kernels of a
     convolution or tables become weights; the others stay in the module.
 
-    Parameters
-    ----------
-    path : Path
-        The file; data that it keeps in others is read from beside it.
-
-    Raises
-    ------
-    ModelFileError
-        If the file cannot be read, or holds what TVM's importer does not take.
+    `path`: the file; data that it keeps in others is read from beside it.
+    Raises `ModelFileError` if the file cannot be read, or holds what TVM's importer does not take.
     """
     try:
         model = onnx.load(path)

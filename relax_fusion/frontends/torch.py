@@ -231,17 +231,9 @@ def read_exported(path: Path) -> ImportedModel:
 
     PyTorch unpickles parts of such files: open those only whose origin you trust.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Raises
-    ------
-    MissingPackageError
-        If it holds a model of transformers, which is not installed.
-    ModelFileError
-        If the file cannot be read, or holds what TVM's importer does not take.
+    `path`: the file.
+    Raises `MissingPackageError` if it holds a model of transformers, which is not installed.
+    Raises `ModelFileError` if the file cannot be read, or holds what TVM's importer does not take.
     """
     if not zipfile.is_zipfile(path):
         raise ModelFileError(

@@ -102,20 +102,11 @@ _Wanted: TypeAlias = Callable[[Group, Group, Way], bool]
 class Plan:
     """Groups of the nodes of one block.
 
-    Parameters
-    ----------
-    nodes : sequence of Node
-        In the order of the block.
-    dev : DeviceSpec
-        What the kernels are for.
-    fits : callable
-        Tells of the members of a group whether one function can have them.
-
-    Attributes
-    ----------
-    declined : dict of (Node, Node) to (float, float, float)
-        By the results of two groups that are cheaper apart: seconds so, seconds as one kernel, and
-        how often that would compute an element of the first.
+    `nodes`: in the order of the block.
+    `dev`: what the kernels are for.
+    `fits`: tells of the members of a group whether one function can have them.
+    `declined`: by the results of two groups that are cheaper apart: seconds so, seconds as one
+    kernel, and how often that would compute an element of the first.
     """
 
     def __init__(

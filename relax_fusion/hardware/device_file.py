@@ -77,11 +77,8 @@ class DeviceFile:
     def spec(self) -> DeviceSpec:
         """The device, named after its base and these rates.
 
-        Raises
-        ------
-        TargetError
-            If a number contradicts another one or names no field, nobody knows the base, or the
-            target is of another kind.
+        Raises `TargetError` if a number contradicts another one or names no field, nobody knows the
+        base, or the target is of another kind.
         """
         base = DEVICES.get(self.base)
         if base is None:
@@ -108,23 +105,14 @@ class DeviceFile:
         )
 
     def write(self, path: Path) -> None:
-        """Write the file, as a whole.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
-        """
+        """Write the file, as a whole; raise `OSError` if it cannot be written."""
         write_file(path, json_text(self) + "\n")
 
 
 def read_device_file(path: Path) -> DeviceFile:
     """Read what `calibrate` wrote.
 
-    Raises
-    ------
-    TargetError
-        If it cannot be read, is no such file, or describes no device.
+    Raises `TargetError` if it cannot be read, is no such file, or describes no device.
     """
     try:
         text = read_file(path)

@@ -61,10 +61,7 @@ ARCHITECTURES = {  # guide
 def capability_of(arch: str) -> int:
     """Return ten times the compute capability of an architecture: 90 for ``"sm_90a"``.
 
-    Raises
-    ------
-    TargetError
-        If there is no such architecture; the message lists those that there are.
+    Raises `TargetError` if there is no such architecture; the message lists those that there are.
     """
     found = re.fullmatch(r"sm_(\d+)([af]?)", arch)
     number = int(found[1]) if found else 0

@@ -161,11 +161,9 @@ def device_of(target: Target) -> DeviceSpec:
     a CUDA target, and one GPU of its kind for any other, within the limits of threads, shared
     memory and element types that the target states; `DeviceSpec.modelled_on` tells which.
 
-    Raises
-    ------
-    TargetError
-        If the target is neither a GPU nor LLVM, a limit is no number that a device could have,
-        nobody knows its processor or architecture, or no device of its architecture is known.
+    Raises `TargetError` if the target is neither a GPU nor LLVM, a limit is no number that a device
+    could have, nobody knows its processor or architecture, or no device of its architecture is
+    known.
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     for part in (target, target.host):
@@ -321,10 +319,7 @@ def has_triton(target: Target) -> bool:
 def compute_capability(target: Target) -> int:
     """Return ten times the compute capability of a CUDA target, for code generators.
 
-    Raises
-    ------
-    TargetError
-        If the target is not CUDA, or names no architecture that there is.
+    Raises `TargetError` if the target is not CUDA, or names no architecture that there is.
     """
     if not is_cuda(target):
         raise TargetError(

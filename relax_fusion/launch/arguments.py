@@ -115,10 +115,7 @@ def scalar(value: Any, what: str) -> Scalar | None:
     provably smaller, or is cast to int32 by the caller: then a larger value is an error at run
     time, never wrapped around.
 
-    Raises
-    ------
-    KernelError
-        If `value` is no number; the message begins with `what`.
+    Raises `KernelError` if `value` is no number; the message begins with `what`.
     """
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
         value = bool(value.value) if str(value.ty.dtype) == "bool" else value.value

@@ -58,13 +58,7 @@ class CUDASource:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def compile(self, key: str, nvrtc: Nvrtc) -> CompiledKernel:
-        """Return the kernel.
-
-        Raises
-        ------
-        KernelError
-            If it does not compile.
-        """
+        """Return the kernel; raise `KernelError` if it does not compile."""
         image, ptx = nvrtc.compile(self.entry, self.text, native_arch(self.capability))
         x, y, z = self.block
         kernel = CompiledKernel(
@@ -113,10 +107,7 @@ class SourceCompiler:
     def kernel(self, source: CUDASource) -> CompiledKernel:
         """Return a kernel that was started, when it is there.
 
-        Raises
-        ------
-        KernelError
-            If it does not compile.
+        Raises `KernelError` if it does not compile.
         """
         return self._made[source].result()
 
@@ -208,10 +199,7 @@ class LaunchCall:
 def source_of(launch: LaunchCall, device: ir.IRModule) -> CUDASource:
     """Return the kernel of a launch in CUDA C++.
 
-    Raises
-    ------
-    KernelError
-        If the launcher cannot launch it.
+    Raises `KernelError` if the launcher cannot launch it.
     """
     for tag in launch.sizes:
         if not tag.startswith(_SIZES):

@@ -28,10 +28,7 @@ _SIZES = {"tensor_map": 128, "void*": 8, "float": 4, "double": 8}
 def c_type(kind: str) -> str:
     """Return the C type in which a launch passes an argument of Triton's type `kind`.
 
-    Raises
-    ------
-    KernelError
-        If there is none.
+    Raises `KernelError` if there is none.
     """
     if kind.startswith("*"):
         return "void*"
@@ -66,13 +63,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]*$")]
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How a kernel is launched.
-
-    Raises
-    ------
-    KernelError
-        If a value is none that a device takes.
-    """
+    """How a kernel is launched; raise `KernelError` if a value is none that a device takes."""
 
     num_ctas: int = 1
     """Thread blocks in a cluster, a power of two from 1 to 16.  More than one needs sm_90; a grid
@@ -117,10 +108,7 @@ class TensorMapLayout:
 class CompiledKernel:
     """One kernel for one architecture, and what it takes to launch it.
 
-    Raises
-    ------
-    KernelError
-        If a field has a value that its type does not allow.
+    Raises `KernelError` if a field has a value that its type does not allow.
     """
 
     symbol: Name
@@ -184,10 +172,7 @@ class CompiledKernel:
     def from_json(cls, text: str, image: bytes, ptx: bytes = b"") -> CompiledKernel:
         """Rebuild a kernel from `to_json` and its image.
 
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If `text` is no such JSON.
+        Raises `KeyError`, `TypeError` or `ValueError` if `text` is no such JSON.
         """
         fields = json.loads(text)
         fields["options"] = LaunchOptions(**fields["options"])
@@ -218,11 +203,8 @@ class CompiledKernel:
 def check_entry(kernel: CompiledKernel) -> None:
     """Check that the machine code takes what a launch will pass, by the PTX of its entry.
 
-    Raises
-    ------
-    KernelError
-        If the numbers or sizes of the parameters differ: a version of Triton has another calling
-        convention, or a kernel is described wrongly.
+    Raises `KernelError` if the numbers or sizes of the parameters differ: a version of Triton has
+    another calling convention, or a kernel is described wrongly.
     """
     text = kernel.ptx.decode(errors="replace")
     entry = re.search(rf"\.entry\s+{re.escape(kernel.entry)}\s*\(([^)]*)\)", text)

@@ -81,10 +81,7 @@ class Nvrtc:
     def compile(self, name: str, source: str, arch: str) -> tuple[bytes, bytes]:
         """Return the cubin of `source` for an architecture such as ``sm_90a``, and its PTX.
 
-        Raises
-        ------
-        KernelError
-            If it does not compile; the first error is told with its line.
+        Raises `KernelError` if it does not compile; the first error is told with its line.
         """
         with self._compiled(name, source, arch, OPTIONS) as program:
             return self._read(program, "CUBIN"), self._read(program, "PTX").rstrip(b"\0")
@@ -92,10 +89,7 @@ class Nvrtc:
     def log(self, name: str, source: str, arch: str) -> str:
         """Return what the compiler and ``ptxas`` say of a source: warnings, registers and spills.
 
-        Raises
-        ------
-        KernelError
-            If it does not compile.
+        Raises `KernelError` if it does not compile.
         """
         options = *(o for o in OPTIONS if o != "-w"), "--ptxas-options=-v"
         with self._compiled(name, source, arch, options) as program:
@@ -165,13 +159,7 @@ def find_nvrtc() -> Nvrtc | None:
 
 
 def require_nvrtc() -> Nvrtc:
-    """Return the NVRTC that is installed.
-
-    Raises
-    ------
-    MissingPackageError
-        If there is none.
-    """
+    """Return the NVRTC that is installed; raise `MissingPackageError` if there is none."""
     found = find_nvrtc()
     if found is None:
         raise MissingPackageError(f"kernels in CUDA C++ need {NEEDED}")

@@ -85,14 +85,10 @@ class ExternFunc:
     ) -> relax.Expr:
         """Return a call of the function under the name `gvar`.
 
-        Parameters
-        ----------
-        builder : relax.BlockBuilder
-            Gets a binding if there are workspaces, which are results that nobody reads.
-        tensors, dims : mapping, optional
-            What stands for the inputs and their symbolic dims here; by default themselves.
-        place : relax.VDevice, optional
-            Where the kernel runs; by default where its first output says.
+        `builder`: gets a binding if there are workspaces, which are results that nobody reads.
+        `tensors`, `dims`: what stands for the inputs and their symbolic dims here; by default
+        themselves.
+        `place`: where the kernel runs; by default where its first output says.
         """
         place = place or self.outputs[0].vdevice
 

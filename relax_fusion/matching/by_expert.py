@@ -122,14 +122,8 @@ def _is_bias(
 class Pairs:
     """The pairs of a row and an expert, pair ``row * chosen + e``: where operands have their part.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    rows : PrimExpr or int
-        Rows that are given to experts.
-    chosen : int
-        Experts of each.
+    `rows`: rows that are given to experts.
+    `chosen`: experts of each.
     """
 
     def __init__(self, view: BlockView, rows: Any, chosen: int):

@@ -195,16 +195,11 @@ def group_of(
 ) -> Group | None:
     """Return the function of a reader and what decodes its weights, None if it cannot be one.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block of both.
-    reader : relax.Var
-        Binding of the reader.
-    steps : sequence of relax.Var
-        Bindings of the decoding, in order.
-    numbers : bool
-        Whether constant numbers are arguments, too, where TVM would write them into formulas.
+    `view`: the block of both.
+    `reader`: binding of the reader.
+    `steps`: bindings of the decoding, in order.
+    `numbers`: whether constant numbers are arguments, too, where TVM would write them into
+    formulas.
     """
     inside = [*steps, reader]
     values = [view.defs[var] for var in (reader, *steps)]

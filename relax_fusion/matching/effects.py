@@ -74,23 +74,14 @@ class Memory:
 
     A call that it does not know writes everything that it is handed, and may return it.
 
-    Parameters
-    ----------
-    scope : relax.Function or relax.BindingBlock
-        What to look at.  A block alone does not tell which of its inputs are the same tensor.
-    mod : tvm.IRModule, optional
-        The module, to look into the Relax functions that are called.
-
-    Attributes
-    ----------
-    effects : dict of relax.Var to Effects
-        What the binding of each variable does, in the order of evaluation, branches included.
-    values : dict of relax.Var to relax.Expr
-        What is bound to each variable, in the same order.
-    given, constants, returned, written : frozenset of int
-        The places of parameters, of constants, of the result, and of all that is changed in sight.
-    looked_elsewhere : bool
-        Whether the function calls others of the module.
+    `scope`: what to look at.  A block alone does not tell which of its inputs are the same tensor.
+    `mod`: the module, to look into the Relax functions that are called.
+    `effects`: what the binding of each variable does, in the order of evaluation, branches
+    included.
+    `values`: what is bound to each variable, in the same order.
+    `given`, `constants`, `returned`, `written`: the places of parameters, of constants, of the
+    result, and of all that is changed in sight.
+    `looked_elsewhere`: whether the function calls others of the module.
     """
 
     def __init__(

@@ -63,12 +63,8 @@ _MOST_PARTS = 64
 class Arithmetic:
     """Computes with elements under what is known of their indices.
 
-    Parameters
-    ----------
-    extents : sequence of (tirx.Var, PrimExpr)
-        Index variables, and how many values each has from zero on.
-    bounds : mapping of str to int
-        Largest values of symbolic sizes, by name.
+    `extents`: index variables, and how many values each has from zero on.
+    `bounds`: largest values of symbolic sizes, by name.
     """
 
     def __init__(self, extents: Sequence[tuple[tirx.Var, PrimExpr]], bounds: Mapping[str, int]):

@@ -59,10 +59,7 @@ def integer(value: int) -> PrimExpr:
 def number(value: float | Fraction) -> PrimExpr | float:
     """Return a number as an element.
 
-    Raises
-    ------
-    Unknown
-        If it is not a number, or has too many digits.
+    Raises `Unknown` if it is not a number, or has too many digits.
     """
     if math.isinf(value):
         return float(value)
@@ -101,10 +98,7 @@ def rounded(value: float, dtype: str) -> float:
 def held_number(value: float, dtype: str) -> float:
     """Return a number as `dtype` holds it: as it is, or infinite beyond the largest float.
 
-    Raises
-    ------
-    Unknown
-        If it would be rounded or wrap around.
+    Raises `Unknown` if it would be rounded or wrap around.
     """
     least, largest = WHOLE_NUMBERS.get(dtype, (0, -1))
     if least <= value <= largest and value == int(value):
@@ -142,10 +136,7 @@ class _Table:
 def table_element(const: GenericConst, index: Index) -> Element:
     """Return the element of a constant at `index`.
 
-    Raises
-    ------
-    Unknown
-        If the constant is neither uniform, nor a line, nor a band.
+    Raises `Unknown` if the constant is neither uniform, nor a line, nor a band.
     """
     table = _described(const)
     boolean = str(const.ty.dtype) == "bool"

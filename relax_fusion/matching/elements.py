@@ -60,10 +60,7 @@ class Elements(Arithmetic):
 
         TVM's own inference gives up where sizes are only equal if they are not zero.
 
-        Raises
-        ------
-        Unknown
-            If they are not known.
+        Raises `Unknown` if they are not known.
         """
         shape = shape_of(expr)
         if shape is not None:
@@ -92,10 +89,8 @@ class Elements(Arithmetic):
     def read(self, expr: relax.Expr, index: Index) -> Element:
         """Return the element at `index`.
 
-        Raises
-        ------
-        Unknown
-            If it is no expression of the index, or one that its dtype does not compute exactly.
+        Raises `Unknown` if it is no expression of the index, or one that its dtype does not compute
+        exactly.
         """
         if not isinstance(expr, relax.Var):
             return self.held(self._read(expr, index), dtype_of(expr))

@@ -26,19 +26,9 @@ _COMBINED = (*named("arithmetic", "join"), "relax.negative", "relax.clip")
 class Neighbours:
     """The operations that are left in a block, and ways from one to another.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    kernels : mapping of str to Decision
-        Kernels of ours by their names.
-
-    Attributes
-    ----------
-    found : list of Operation
-        The operations, in the order of their results.
-    kinds : dict of relax.Var to str
-        What each variable is part of.
+    `kernels`: kernels of ours by their names.
+    `found`: the operations, in the order of their results.
+    `kinds`: what each variable is part of.
     """
 
     def __init__(self, view: BlockView, kernels: Mapping[str, Decision]):

@@ -61,12 +61,7 @@ class Operation:
 def operations(view: BlockView, is_kernel: Callable[[relax.Expr], bool]) -> Iterator[Operation]:
     """Return the operations of a block, in the order of their results.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    is_kernel : callable
-        Whether a value is the call of a fused kernel, which is not looked into.
+    `is_kernel`: whether a value is the call of a fused kernel, which is not looked into.
     """
     found: list[Operation] = []
     inside: set[relax.Var] = set()

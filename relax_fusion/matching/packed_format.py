@@ -50,12 +50,7 @@ def packed_format(
 ) -> Decoding | None:
     """Return what a function decodes; None if it does anything else.
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        The function.
-    constants : tuple of pairs of int
-        The numbers of parameters that are full of one integer, and that integer.
+    `constants`: the numbers of parameters that are full of one integer, and that integer.
     """
     stages = read_stages(func)
     if not stages or any(stage.reduced for stage in stages):

@@ -123,16 +123,9 @@ def guard(condition: bool, reason: Reason, detail: str) -> None:
 class BlockView:
     """Def-use chains of one dataflow block, and the bindings that kernels have taken already.
 
-    Parameters
-    ----------
-    block : relax.DataflowBlock
-        The block.
-    mod : tvm.IRModule
-        Its module, to look at the PrimFuncs that it calls.
-    bounds : mapping of str to int, optional
-        Largest values of symbolic variables, by name.
-    memory : Memory, optional
-        What its function does to memory; by default what the block does.
+    `mod`: its module, to look at the PrimFuncs that it calls.
+    `bounds`: largest values of symbolic variables, by name.
+    `memory`: what its function does to memory; by default what the block does.
     """
 
     def __init__(

@@ -207,10 +207,7 @@ def norm_matmul(
 ) -> Match:
     """Put a prologue and its matmuls together into the match of a `NormMatmul`.
 
-    Parameters
-    ----------
-    integers : bool
-        Whether x may be of integers, whose results are int32 or what steps make of it.
+    `integers`: whether x may be of integers, whose results are int32 or what steps make of it.
     """
     source = before.source
     others = INTEGER_DTYPES if integers else ()

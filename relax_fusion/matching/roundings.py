@@ -28,12 +28,8 @@ SQUARES = ("relax.square", "relax.power", "relax.multiply")
 def kept_roundings(values: Bindings, between: bool) -> set[relax.Var]:
     """Return the bindings whose rounding is no accident of the dtype.
 
-    Parameters
-    ----------
-    values : mapping of relax.Var to relax.Expr
-        The bindings of a chain, in order.
-    between : bool
-        Whether what a matmul makes and another reads is among them.
+    `values`: the bindings of a chain, in order.
+    `between`: whether what a matmul makes and another reads is among them.
     """
     readers = _readers(values)
     found: set[relax.Var] = set()

@@ -83,12 +83,9 @@ NAMES = ("llvm", *sorted(name for name, spec in DEVICES.items() if spec.kind == 
 def run(arguments: Sequence[str]) -> None:
     """Run MLC-LLM's command line in this process.
 
-    Raises
-    ------
-    MissingPackageError
-        If a subcommand needs the native library, which is not there.
-    TargetError
-        If ``--device`` is neither in this machine nor a name or target that is known.
+    Raises `MissingPackageError` if a subcommand needs the native library, which is not there.
+    Raises `TargetError` if ``--device`` is neither in this machine nor a name or target that is
+    known.
     """
     if not has_native_library():
         if arguments and arguments[0] in NEED_LIBRARY:

@@ -55,21 +55,10 @@ def make_pipeline(
 ) -> Pass:
     """Return the pipeline for what MLC-LLM's compiler asks of its own.
 
-    Parameters
-    ----------
-    passes : module
-        ``mlc_llm.compiler_pass.pipeline``.
-    chosen : mapping
-        Arguments of our pipeline that MLC-LLM's lacks.
-    target : Target
-        What to compile for.
-    **arguments
-        Those of MLC-LLM's pipeline.
-
-    Raises
-    ------
-    PipelineError
-        If an argument is unknown or has a value that it cannot take.
+    `passes`: ``mlc_llm.compiler_pass.pipeline``.
+    `chosen`: arguments of our pipeline that MLC-LLM's lacks.
+    `**arguments`: those of MLC-LLM's pipeline.
+    Raises `PipelineError` if an argument is unknown or has a value that it cannot take.
     """
     wanted = {name: bool(arguments.pop(name, False)) for name in LIBRARIES if name != "cutlass"}
     library = {name: available(name, value) for name, value in wanted.items()}

@@ -30,10 +30,7 @@ class Tokenizer:
     def detect_tokenizer_info(folder: str) -> TokenizerInfo:
         """Return what ``tokenizer.json`` in a folder says; the defaults where there is none.
 
-        Raises
-        ------
-        ModelFileError
-            If the file is no JSON object.
+        Raises `ModelFileError` if the file is no JSON object.
         """
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():

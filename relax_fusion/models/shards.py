@@ -54,12 +54,8 @@ class Shards:
     def cut(self, recipes: dict[str, Recipe], places: Places) -> dict[str, Recipe]:
         """Return recipes with those of `places` cut.
 
-        Parameters
-        ----------
-        recipes : dict[str, Recipe]
-            By name; of a parameter that is not there a checkpoint has the same.
-        places : Places
-            The axis and the segments by name; no segments: a bias that worker 0 adds.
+        `recipes`: by name; of a parameter that is not there a checkpoint has the same.
+        `places`: the axis and the segments by name; no segments: a bias that worker 0 adds.
         """
         if self.count == 1:
             return recipes
@@ -140,10 +136,7 @@ def _first_rows(count: int, rows: int) -> np.ndarray:
 def checked_shards(config: Config, shards: Any) -> Shards:
     """Return over how many workers a model is to be spread, if it can be.
 
-    Raises
-    ------
-    ConfigError
-        If a size of the model does not divide so.
+    Raises `ConfigError` if a size of the model does not divide so.
     """
     count = plain(shards)
     if type(count) is not int or count < 1:

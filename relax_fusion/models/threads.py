@@ -28,10 +28,7 @@ def use_all_cores() -> None:
     are obeyed instead where they are set, and a pool that the thread has used already stays as it
     is: TVM makes one for each thread that calls, and it cannot grow.
 
-    Raises
-    ------
-    TargetError
-        If ``TVM_NUM_THREADS`` is no number of threads.
+    Raises `TargetError` if ``TVM_NUM_THREADS`` is no number of threads.
     """
     if getattr(_DONE, "made", False):
         return

@@ -37,10 +37,7 @@ class Links:
     def gathered(self, part: np.ndarray) -> list[np.ndarray]:
         """Return the arrays of all workers, of one shape and dtype, in order of their numbers.
 
-        Raises
-        ------
-        ConnectionError
-            If a worker has gone; `lost` is its number then.
+        Raises `ConnectionError` if a worker has gone; `lost` is its number then.
         """
         sent = np.ascontiguousarray(part)
         if self.rank == 0:

@@ -102,10 +102,7 @@ def nccl_library(directory: Path | None = None) -> Path:
 def find_parts() -> Parts:
     """Return the installed files of which the library is built.
 
-    Raises
-    ------
-    MissingPackageError
-        If one is not there; the text names it and what to install.
+    Raises `MissingPackageError` if one is not there; the text names it and what to install.
     """
     tvm, ffi = package_roots("tvm"), package_roots("tvm_ffi")
     source = _found(tvm, "src/runtime/extra/disco/nccl/nccl.cc", "apache-tvm 0.27")
@@ -122,10 +119,7 @@ def find_parts() -> Parts:
 def find_libraries() -> tuple[Path, ...]:
     """Return what the library runs with: CUDA's runtime, NCCL, and TVM's.
 
-    Raises
-    ------
-    MissingPackageError
-        If one is not there; the text names it and what to install.
+    Raises `MissingPackageError` if one is not there; the text names it and what to install.
     """
     return (
         _found([*_wheels("cu13"), *_toolkits()], f"lib/{_RUNTIME}", WHEELS[1]),

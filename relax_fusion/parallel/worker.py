@@ -134,10 +134,8 @@ def _serve(session: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Be a worker in a process of its own, until the standard input ends.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        The device, the number of workers, the worker's own, and the descriptors of its connections.
+    `arguments`: the device, the number of workers, the worker's own, and the descriptors of its
+    connections.
     """
     device, *numbers = arguments
     count, rank, control, *links = map(int, numbers)

@@ -12,10 +12,7 @@ from ..hardware.target import device_of, is_cpu, is_cuda
 def require_tf32(target: Target) -> None:
     """Refuse tf32 where no tensor cores multiply it.
 
-    Raises
-    ------
-    TargetError
-        If the target is not CUDA, or older than sm_80.
+    Raises `TargetError` if the target is not CUDA, or older than sm_80.
     """
     found = device_of(target).capabilities.matrix_instructions if is_cuda(target) else ()
     if MMA["float32"] not in found:
@@ -27,10 +24,7 @@ def require_tf32(target: Target) -> None:
 def require_int8_rows(target: Target) -> None:
     """Refuse rows of int8 where no vectors of a CPU multiply signed bytes by unsigned ones.
 
-    Raises
-    ------
-    TargetError
-        If the target is no CPU, or has neither AVX-512 VNNI nor AVX-VNNI.
+    Raises `TargetError` if the target is no CPU, or has neither AVX-512 VNNI nor AVX-VNNI.
     """
     found = device_of(target).capabilities.matrix_instructions if is_cpu(target) else ()
     if not any(isinstance(i, Dot) and {i.dtype, i.other} == {"uint8", "int8"} for i in found):

@@ -47,21 +47,12 @@ class Setting:
 class Round:
     """What becomes of one block when some passes are asked.
 
-    Parameters
-    ----------
-    setting : Setting
-        Passes and options.
-    view : BlockView
-        The block, of which no binding is taken yet.
-    record : Record
-        Gets what is declined.
-    failed : set of Form
-        Forms that turned out to be wrong when they were to be made; more may be added.
-
-    Attributes
-    ----------
-    again : set of str
-        The passes of which something is left to be asked, when kernels are made of what was taken.
+    `setting`: passes and options.
+    `view`: the block, of which no binding is taken yet.
+    `record`: gets what is declined.
+    `failed`: forms that turned out to be wrong when they were to be made; more may be added.
+    `again`: the passes of which something is left to be asked, when kernels are made of what was
+    taken.
     """
 
     def __init__(self, setting: Setting, view: BlockView, record: Record, failed: set[Form]):

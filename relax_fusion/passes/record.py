@@ -32,14 +32,8 @@ class _Entry:
 class Record:
     """The decisions about one function, round by round.
 
-    Parameters
-    ----------
-    function : str
-        Its name.
-    func : relax.Function
-        The function before anything is fused.
-    passes : sequence of str
-        Names of the passes, in the order in which they are told.
+    `func`: the function before anything is fused.
+    `passes`: names of the passes, in the order in which they are told.
     """
 
     def __init__(self, function: str, func: relax.Function, passes: Sequence[str]):

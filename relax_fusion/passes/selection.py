@@ -129,12 +129,8 @@ def select(
     compared with, take what is left.  What two of them could take is a step or a cast: the one in
     front takes it.
 
-    Parameters
-    ----------
-    proposals : iterable of Proposal
-        Without a price.
-    priced : callable
-        Returns a proposal with its price, or why it is declined.
+    `proposals`: without a price.
+    `priced`: returns a proposal with its price, or why it is declined.
     """
     ordered = sorted(proposals, key=lambda p: (p.is_generated, -len(p.inside), *p.order))
     found = Selection()

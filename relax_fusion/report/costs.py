@@ -156,12 +156,8 @@ def added(
 ) -> list[float | None]:
     """Return what each item adds to a call of the function, all its calls together.
 
-    Parameters
-    ----------
-    items : sequence of Item
-        All of the function.
-    each : sequence of Prediction or None
-        What one call of each takes by itself; None where that is not known.
+    `items`: all of the function.
+    `each`: what one call of each takes by itself; None where that is not known.
     """
     known = [
         Part(found, item.count, _rate(item, dev))

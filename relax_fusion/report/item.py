@@ -149,10 +149,7 @@ class Item:
 
         Those of keys that a causal attention hides are among them, unlike on the page of a report.
 
-        Parameters
-        ----------
-        values : mapping of str to int
-            Symbolic sizes of the function by name.
+        `values`: symbolic sizes of the function by name.
         """
         if self.work is not None:
             sizes = self.sizes(values)
@@ -189,10 +186,7 @@ class Item:
     def from_record(record: Mapping[str, Any], works: Mapping[str, Workload]) -> Item:
         """Return the item of what `to_record` made, with what its kernel computes.
 
-        Raises
-        ------
-        TypeError, PipelineError
-            If it is none.
+        Raises `TypeError` or `PipelineError` if it is none.
         """
         made: Item = read_json(Item, json.dumps(record), PipelineError, "an item")
         made = replace(made, work=works.get(made.kernel))

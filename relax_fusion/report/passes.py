@@ -87,10 +87,7 @@ def passes_text(record: DumpRecord) -> str:
 def read_passes(directory: Path) -> DumpRecord:
     """Read ``passes.json`` of a directory.
 
-    Raises
-    ------
-    PipelineError
-        If there is no such file, or it is damaged, or a newer version wrote it.
+    Raises `PipelineError` if there is no such file, or it is damaged, or a newer version wrote it.
     """
     path = directory / PASSES
     if not directory.is_dir():

@@ -166,10 +166,7 @@ class SizeRange:
 def grid(ranges: Mapping[str, SizeRange]) -> list[dict[str, int]]:
     """Return every combination of the values of ranges.
 
-    Raises
-    ------
-    PipelineError
-        If there are more than `MOST_POINTS`.
+    Raises `PipelineError` if there are more than `MOST_POINTS`.
     """
     points = list(itertools.islice(_combined(ranges), MOST_POINTS + 1))
     if len(points) > MOST_POINTS:

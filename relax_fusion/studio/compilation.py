@@ -83,10 +83,7 @@ class Compilation:
 def read_compilation(text: str) -> Compilation:
     """Read a compiled directory, or the report of one.
 
-    Raises
-    ------
-    CliError
-        If it is neither, or damaged, by exit code 2; the message says what it is.
+    Raises `CliError` if it is neither, or damaged, by exit code 2; the message says what it is.
     """
     path = Path(text)
     if path.name == MANIFEST and path.is_file():
@@ -171,10 +168,8 @@ def _compilation(
 def report_of(record: Mapping[str, Any]) -> Report:
     """Return the report of what `relax_fusion.report.record.record_of` made.
 
-    Raises
-    ------
-    TypeError, LookupError, AttributeError, ValueError, ArithmeticError, RelaxFusionError
-        If a part of it is missing, or is none.
+    Raises `TypeError`, `LookupError`, `AttributeError`, `ValueError`, `ArithmeticError` or
+    `RelaxFusionError` if a part of it is missing, or is none.
     """
     works: dict[str, Workload] = {}
     decisions = [_decision(each, works) for each in record["decisions"]]

@@ -177,10 +177,7 @@ def points_of(
 ) -> list[Points]:
     """Return the sizes at which each function is counted, by the command's batch, seq and size.
 
-    Raises
-    ------
-    CliError
-        If a size that was given is none of the model, or beyond what it was made for.
+    Raises `CliError` if a size that was given is none of the model, or beyond what it was made for.
     """
     functions = dict.fromkeys(item.function for item in items)
     symbols = {f: sorted({n for i in items if i.function == f for n in i.names}) for f in functions}

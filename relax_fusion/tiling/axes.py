@@ -20,11 +20,8 @@ Key = tuple[int, str]
 def loop_names(graph: Graph, sizes: Sizes) -> tuple[dict[Key, str], dict[str, int]]:
     """Return the loop of each axis of each statement, and the size of each loop.
 
-    Raises
-    ------
-    TilingError
-        If a statement reads an intermediate otherwise than along plain axes, or along two axes
-        that would have to be one loop.
+    Raises `TilingError` if a statement reads an intermediate otherwise than along plain axes, or
+    along two axes that would have to be one loop.
     """
     extents = {
         (number, axis.name): size_at(axis.size, sizes)

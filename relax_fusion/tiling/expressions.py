@@ -66,18 +66,10 @@ class Expression:
 def parse(text: str, names: Collection[str]) -> Expression:
     """Return the expression that a text denotes: the reverse of ``str``.
 
-    Parameters
-    ----------
-    text : str
-        Loops in order, as ``mhnk`` or ``mn(k,h)``.  Names longer than a letter with a number have
-        dots between them: ``row.col``.
-    names : collection of str
-        The loops that there are.
-
-    Raises
-    ------
-    TilingError
-        If it is none, or has a loop twice, or one that there is not.
+    `text`: loops in order, as ``mhnk`` or ``mn(k,h)``.  Names longer than a letter with a number
+    have dots between them: ``row.col``.
+    `names`: the loops that there are.
+    Raises `TilingError` if it is none, or has a loop twice, or one that there is not.
     """
     tokens, names = _TOKEN.findall(text), tuple(names)
     whole = "".join(tokens) == text

@@ -49,21 +49,11 @@ def place(
 ) -> Structure:
     """Return the structure that a tiling expression denotes.
 
-    Parameters
-    ----------
-    space : IterationSpace
-        The loops and statements.
-    expression : Expression
-        The order of the loops.
-    single : collection of str
-        Loops of one tile, which are left out: what stood inside them may leave more loops.
-    inside : collection of str
-        Loops that are no axes of the grid: a block goes through all their tiles.
-
-    Raises
-    ------
-    TilingError
-        If the expression has other loops than the space.
+    `space`: the loops and statements.
+    `expression`: the order of the loops.
+    `single`: loops of one tile, which are left out: what stood inside them may leave more loops.
+    `inside`: loops that are no axes of the grid: a block goes through all their tiles.
+    Raises `TilingError` if the expression has other loops than the space.
     """
     found = sorted(expression.names())
     if found != sorted(space.ordered):

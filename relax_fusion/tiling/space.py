@@ -132,21 +132,11 @@ class IterationSpace:
 def iteration_space(graph: Graph, sizes: Sizes | None = None) -> IterationSpace:
     """Return the loops and statements of a graph.
 
-    Parameters
-    ----------
-    graph : Graph
-        Contractions, element-wise maps and reductions.
-    sizes : mapping of str to int, optional
-        Sizes of the dynamic dimensions.
-
-    Raises
-    ------
-    TilingError
-        If a tensor is packed, float64, changed in place or made in parts, if an intermediate is
-        not read along plain axes, if an operand is read in windows, or if there are more than
-        `MOST_LOOPS` loops.
-    GraphError
-        If a size is missing.
+    `graph`: contractions, element-wise maps and reductions.
+    `sizes`: sizes of the dynamic dimensions.
+    Raises `TilingError` if a tensor is packed, float64, changed in place or made in parts, if an
+    intermediate is not read along plain axes, if an operand is read in windows, or if there are
+    more than `MOST_LOOPS` loops.  Raises `GraphError` if a size is missing.
     """
     _refuse(graph)
     names, extents = loop_names(graph, sizes or {})

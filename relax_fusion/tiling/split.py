@@ -68,21 +68,11 @@ def split_loops(graph: Graph, sizes: Sizes | None = None) -> tuple[str, ...]:
 def split_sum(graph: Graph, loop: str, count: int, sizes: Sizes | None = None) -> SplitGraph:
     """Return a graph as two, of which the first sums each part of a loop by itself.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is computed.
-    loop : str
-        A loop of its iteration space that statements combine over.
-    count : int
-        Parts, of equal size.
-    sizes : mapping of str to int, optional
-        Sizes of the dynamic dimensions.
-
-    Raises
-    ------
-    TilingError
-        If the loop cannot be shared, or has no parts of equal size that is known.
+    `graph`: what is computed.
+    `loop`: a loop of its iteration space that statements combine over.
+    `count`: parts, of equal size.
+    `sizes`: sizes of the dynamic dimensions.
+    Raises `TilingError` if the loop cannot be shared, or has no parts of equal size that is known.
     """
     names, extents = loop_names(graph, sizes or {})
     cut = _Cut(graph, names, loop)

@@ -115,19 +115,10 @@ def _statements(
 class Schedule:
     """A structure with a tile for each loop.
 
-    Parameters
-    ----------
-    space : IterationSpace
-        The loops and statements.
-    structure : Structure
-        Their order.
-    tiles : tuple of int
-        Elements of a tile of each loop of the space.
-
-    Raises
-    ------
-    TilingError
-        If a tile is missing, empty, or one of several for which there is no loop.
+    `space`: the loops and statements.
+    `structure`: their order.
+    `tiles`: elements of a tile of each loop of the space.
+    Raises `TilingError` if a tile is missing, empty, or one of several for which there is no loop.
     """
 
     space: IterationSpace
@@ -202,10 +193,7 @@ def moves(schedule: Schedule) -> Iterator[tuple[tuple[str, ...], int]]:
 def block_sizes(schedule: Schedule) -> dict[str, int]:
     """Return the elements of a block along each loop: the next power of two.
 
-    Raises
-    ------
-    TilingError
-        If a loop of several tiles has one that is no such power.
+    Raises `TilingError` if a loop of several tiles has one that is no such power.
     """
     found: dict[str, int] = {}
     summed = {name for step in schedule.space.steps if step.dtype for name in step.reduced}
@@ -224,11 +212,8 @@ def block_sizes(schedule: Schedule) -> dict[str, int]:
 def refuse_blocks(schedule: Schedule) -> None:
     """Refuse schedules that no kernel of Triton can do.
 
-    Raises
-    ------
-    TilingError
-        If tiles of a tensor are kept for several iterations of a loop, or if a tile of several is
-        no power of two, or is too large.
+    Raises `TilingError` if tiles of a tensor are kept for several iterations of a loop, or if a
+    tile of several is no power of two, or is too large.
     """
     for name, loops in schedule.structure.kept:
         raise TilingError(f"tiles of {name} are kept for all iterations of {', '.join(loops)}")

@@ -88,12 +88,9 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns.
 
-        Raises
-        ------
-        TypeError
-            If an argument is missing, unknown, or nested otherwise than the example's.
-        ValueError
-            If an argument has another dtype, rank, size or device than the model was compiled for.
+        Raises `TypeError` if an argument is missing, unknown, or nested otherwise than the
+        example's.  Raises `ValueError` if an argument has another dtype, rank, size or device than
+        the model was compiled for.
         """
         given = self._interface.arguments(args, kwargs)
         inputs = self._interface.inputs(given, self._arguments)

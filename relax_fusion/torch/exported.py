@@ -41,24 +41,13 @@ def compile_program(
 ) -> tuple[Interface, PieceRecord]:
     """Compile a program.
 
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-        Written out; it is changed.
-    names : mapping
-        What the module and its arguments are called: ``module``, ``parameters``, ``places``,
-        ``keywords`` and ``names`` of the interface.
-    library : Path
-        The file that gets the code.
-    options : TorchOptions
-        How it is compiled.
-    report : Report
-        Gets what was fused.
-
-    Raises
-    ------
-    RelaxFusionError
-        If an operator cannot be compiled; the message names each.
+    `program`: written out; it is changed.
+    `names`: what the module and its arguments are called: ``module``, ``parameters``, ``places``,
+    ``keywords`` and ``names`` of the interface.
+    `library`: the file that gets the code.
+    `options`: how it is compiled.
+    `report`: gets what was fused.
+    Raises `RelaxFusionError` if an operator cannot be compiled; the message names each.
     """
     graph = program.graph_module
     signature = program.graph_signature

@@ -26,16 +26,10 @@ def fingerprint(
 ) -> str:
     """Return the key of a graph: 32 hexadecimal digits.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A graph of ATen operators, whose nodes have their values as ``meta["val"]``.
-    weights : set of int
-        Which arguments are the same tensors in every call.
-    options : TorchOptions
-        How it is compiled.
-    compiled_for : str
-        As `TorchOptions.compiled_for` has it.
+    `module`: a graph of ATen operators, whose nodes have their values as ``meta["val"]``.
+    `weights`: which arguments are the same tensors in every call.
+    `options`: how it is compiled.
+    `compiled_for`: as `TorchOptions.compiled_for` has it.
     """
     lines = [_own_files(), *(f"{name} {version(name)}" for name in _PACKAGES)]
     chosen = {k: v for k, v in vars(options).items() if k not in (*_NOT_OF_CODE, "target")}

@@ -81,10 +81,7 @@ class Translator(Importer):
     def translate(self, module: GraphModule, node: Node) -> None:
         """Translate a node; arguments and sizes are known without.
 
-        Raises
-        ------
-        Refusal
-            If the importer does not take it.
+        Raises `Refusal` if the importer does not take it.
         """
         if node.op == "get_attr":
             self.env[node] = _constant(module, node)

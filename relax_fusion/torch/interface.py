@@ -65,10 +65,7 @@ class Interface:
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, in the order of the example's.
 
-        Raises
-        ------
-        TypeError
-            If one is missing, unknown or given twice; the message names it.
+        Raises `TypeError` if one is missing, unknown or given twice; the message names it.
         """
         if len(args) > len(self.parameters):
             most = len(self.parameters)
@@ -88,13 +85,8 @@ class Interface:
     def inputs(self, arguments: Mapping[str, Any], trees: Sequence[pytree.TreeSpec]) -> list[Any]:
         """Return the inputs in arguments that are nested as `trees` are.
 
-        Raises
-        ------
-        TypeError
-            If an argument is nested otherwise.
-        ValueError
-            If an input has another dtype, rank, size or device than the model was compiled for, or
-            is another number.
+        Raises `TypeError` if an argument is nested otherwise.  Raises `ValueError` if an input has
+        another dtype, rank, size or device than the model was compiled for, or is another number.
         """
         inputs = []
         for (name, value), tree in zip(arguments.items(), trees, strict=True):

@@ -35,10 +35,7 @@ VERSION = 2
 class LibraryCache:
     """Compiled graphs by key.
 
-    Parameters
-    ----------
-    device : torch.device
-        Where their code runs.
+    `device`: where their code runs.
     """
 
     def __init__(self, device: torch.device):

@@ -135,10 +135,7 @@ class TorchOptions:
 def options_of(given: Mapping[str, Any] | TorchOptions | None) -> TorchOptions:
     """Return options from what a user passed.
 
-    Raises
-    ------
-    PipelineError
-        If a name is unknown, or a value is none that the option can have.
+    Raises `PipelineError` if a name is unknown, or a value is none that the option can have.
     """
     if isinstance(given, TorchOptions):
         return given

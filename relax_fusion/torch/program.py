@@ -30,20 +30,12 @@ class Program:
 
     Calls from several threads wait for each other: a virtual machine of TVM has one stack.
 
-    Parameters
-    ----------
-    record : PieceRecord
-        What it takes and returns.
-    library : tvm_ffi.Module
-        Its code: a part of what `relax_fusion.build` made, or `load_library`.
-    device : torch.device
-        Where its tensors are.
-    uses : Uses
-        What becomes of the results.
-    eager : callable, optional
-        The same in PyTorch: for tensors without elements.
-    replay : bool
-        Whether calls are captured as CUDA graphs.
+    `record`: what it takes and returns.
+    `library`: its code: a part of what `relax_fusion.build` made, or `load_library`.
+    `device`: where its tensors are.
+    `uses`: what becomes of the results.
+    `eager`: the same in PyTorch: for tensors without elements.
+    `replay`: whether calls are captured as CUDA graphs.
     """
 
     def __init__(
@@ -86,10 +78,7 @@ class Program:
     def results(self, args: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """Return all results; None for one that nobody looks at.
 
-        Raises
-        ------
-        ValueError
-            If a tensor has no elements.
+        Raises `ValueError` if a tensor has no elements.
         """
         record = self._record
         given = [args[n] for n in record.inputs]

@@ -23,10 +23,8 @@ RETURNABLE = (
 def tree_data(spec: pytree.TreeSpec) -> Any:
     """Return a tree as data: None for a leaf, or its class by name, its context and its branches.
 
-    Raises
-    ------
-    RelaxFusionError
-        If a class has no name by which it can be imported; the message names it.
+    Raises `RelaxFusionError` if a class has no name by which it can be imported; the message names
+    it.
     """
     if spec.is_leaf():
         return None
@@ -44,10 +42,7 @@ def tree_data(spec: pytree.TreeSpec) -> Any:
 def tree_of(data: Any) -> pytree.TreeSpec:
     """Return the tree that `tree_data` made data of.
 
-    Raises
-    ------
-    ModelFileError
-        If a class cannot be imported; the message names it.
+    Raises `ModelFileError` if a class cannot be imported; the message names it.
     """
     if data is None:
         return pytree.treespec_leaf()

@@ -107,22 +107,12 @@ class DebugDump:
     with the next passes.  `write` waits for it, so that a pass that fails leaves a whole dump; a
     process that is killed can lack what was not written yet.
 
-    Parameters
-    ----------
-    directory : Path
-        Made if needed; files of an earlier dump are removed, and no others.
-    wanted : Wanted
-        What is dumped.
-    mod : tvm.IRModule
-        What the first phase is given.
-    options : mapping of str to str
-        What the pipeline was told, as text.
-
-    Raises
-    ------
-    PipelineError
-        If the module lacks a function that is wanted, if the directory holds a report or a page of
-        something else, or if a file cannot be removed.
+    `directory`: made if needed; files of an earlier dump are removed, and no others.
+    `wanted`: what is dumped.
+    `mod`: what the first phase is given.
+    `options`: what the pipeline was told, as text.
+    Raises `PipelineError` if the module lacks a function that is wanted, if the directory holds a
+    report or a page of something else, or if a file cannot be removed.
     """
 
     def __init__(
@@ -143,10 +133,7 @@ class DebugDump:
     def run(self, file: str, title: str, passes: Sequence[Pass], mod: ir.IRModule) -> ir.IRModule:
         """Run the passes of a phase, and write the module behind them as TVMScript into `file`.
 
-        Raises
-        ------
-        PipelineError
-            If the file of an earlier phase could not be written.
+        Raises `PipelineError` if the file of an earlier phase could not be written.
         """
         for each in self._written:
             if each.done():
@@ -166,10 +153,7 @@ class DebugDump:
     def write(self, failed: str = "") -> None:
         """Write ``passes.json``, with the name of the pass that failed, if one did.
 
-        Raises
-        ------
-        PipelineError
-            If it or the file of a phase cannot be written.
+        Raises `PipelineError` if it or the file of a phase cannot be written.
         """
         self._queue.shutdown()
         for each in self._written:
@@ -228,10 +212,7 @@ def reported(
 ) -> Iterator[None]:
     """Tell a report what is compiled in a context, and write it into a dump in the end.
 
-    Raises
-    ------
-    PipelineError
-        If the file cannot be written.
+    Raises `PipelineError` if the file cannot be written.
     """
     if report is not None:
         dev = device_of(target)

@@ -80,15 +80,11 @@ class PassRecorder:
     Passes within a pass count as that pass.  A function is printed where it changed, and for its
     size when it is met first; one that is the same object, or says the same, is not.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        What the first pass is given.
-    queue : Executor
-        Compares and prints, one pass after the other: it has one thread.  Passes run meanwhile.
-    functions : sequence of str
-        Names of functions: only their changes are told, and those of what they call; of all by
-        default.
+    `mod`: what the first pass is given.
+    `queue`: compares and prints, one pass after the other: it has one thread.  Passes run
+    meanwhile.
+    `functions`: names of functions: only their changes are told, and those of what they call; of
+    all by default.
     """
 
     def __init__(self, mod: ir.IRModule, queue: Executor, functions: Sequence[str] = ()):

@@ -46,14 +46,8 @@ def sizes(expr: relax.Expr) -> list[Any]:
 class Formula:
     """The elements of what is computed of a tensor.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    inside : collection of relax.Var
-        What is computed here.
-    leaf : callable
-        Returns an element of anything else.
+    `inside`: what is computed here.
+    `leaf`: returns an element of anything else.
     """
 
     def __init__(self, view: BlockView, inside: Sequence[relax.Var], leaf: Element):

@@ -25,10 +25,7 @@ def check_triton(version: str = triton.__version__) -> None:
 
     Every later version of the same major number is taken until it proves wrong.
 
-    Raises
-    ------
-    KernelError
-        If it is not.
+    Raises `KernelError` if it is not.
     """
     parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit())
     if len(parts) < 2 or parts < MIN_TRITON or parts[0] != MIN_TRITON[0]:

@@ -77,16 +77,10 @@ def try_kernels(
 ) -> list[Made]:
     """Compile kernels as `compile_kernels` does; of one that does not compile, return the error.
 
-    Parameters
-    ----------
-    meanwhile : callable
-        Called when processes that compile have been forked, to begin other work in threads.  They
-        must not have locks that Python, Triton or the C library know when this function is called.
-
-    Raises
-    ------
-    KernelError
-        If the compiler ends, or an architecture lacks what a source asks for.
+    `meanwhile`: called when processes that compile have been forked, to begin other work in
+    threads.  They must not have locks that Python, Triton or the C library know when this function
+    is called.
+    Raises `KernelError` if the compiler ends, or an architecture lacks what a source asks for.
     """
     for source in sources:
         _check_device(source)
@@ -246,11 +240,8 @@ def _tensor_map(meta: dict[str, Any]) -> TensorMapLayout:
 def check_resources(kernel: CompiledKernel, profiler_bytes: int) -> None:
     """Check that a launch can give a kernel what it needs.
 
-    Raises
-    ------
-    KernelError
-        If it needs more shared memory than a thread block has, global memory that is aligned
-        better than TVM's, or the buffer of Triton's profiler.
+    Raises `KernelError` if it needs more shared memory than a thread block has, global memory that
+    is aligned better than TVM's, or the buffer of Triton's profiler.
     """
     limit = ARCHITECTURES[kernel.capability].smem_per_block_bytes
     if limit and kernel.shared_bytes > limit:

@@ -95,10 +95,7 @@ class ExpertCall:
 
         `workspaces` gets the workspaces, for the plans of other ranges to use the same.
 
-        Raises
-        ------
-        LoweringError
-            If the plan is of another family.
+        Raises `LoweringError` if the plan is of another family.
         """
         if plan.family == PAIRS:
             return [self._pairs(plan)]

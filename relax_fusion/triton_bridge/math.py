@@ -134,12 +134,9 @@ def glu(gate, up, ACTIVATION: tl.constexpr):
 def after_step(x, operand, KIND: tl.constexpr, NUMBER: tl.constexpr):
     """Return a float32 tensor after one step of an epilogue.
 
-    Parameters
-    ----------
-    x, operand : float32 tensors
-        `operand`, which is broadcast to `x`, is ignored by steps that have none.
-    KIND : str
-        ``"add"`` or ``"multiply"``, by the operand; ``"times"``, by `NUMBER`; or an activation.
+    `x`, `operand` (float32 tensors): `operand`, which is broadcast to `x`, is ignored by steps that
+    have none.
+    `KIND`: ``"add"`` or ``"multiply"``, by the operand; ``"times"``, by `NUMBER`; or an activation.
     """
     if KIND == "add":
         return x + operand

@@ -30,10 +30,7 @@ _TRITON_DTYPES = {
 def triton_dtype(dtype: str, what: str) -> str:
     """Return Triton's name of a dtype of TVM.
 
-    Raises
-    ------
-    KernelError
-        If it has none; the message begins with `what`.
+    Raises `KernelError` if it has none; the message begins with `what`.
     """
     if dtype not in _TRITON_DTYPES:
         raise KernelError(f"{what} has dtype {dtype}; Triton has {', '.join(_TRITON_DTYPES)}")
@@ -45,10 +42,7 @@ def bind(
 ) -> dict[str, Any]:
     """Match arguments with the run-time parameters of a kernel, in the order of its signature.
 
-    Raises
-    ------
-    KernelError
-        If there are too many or too few, or a name is no parameter.
+    Raises `KernelError` if there are too many or too few, or a name is no parameter.
     """
     name = function.__name__
     runtime = [p for p in function.params if not p.is_constexpr and p.name not in constexprs]
@@ -100,25 +94,14 @@ def specialize(
 ) -> tuple[KernelSource, list[Any]]:
     """Return what to compile, and the arguments that are left for run time.
 
-    Parameters
-    ----------
-    function : triton.JITFunction
-        The kernel.
-    args : mapping of str to object
-        What `bind` returned.  A named tuple is as many arguments; a `constexpr` in one is fixed.
-    constexprs : mapping of str to object
-        Values of constexpr parameters, without those that keep their defaults.
-    options : KernelOptions
-        How it is compiled and launched.
-    outputs : sequence of TensorType
-        What `Out` and `InOut` count.
-    capability : int
-        Compute capability, ten times major plus minor.
-
-    Raises
-    ------
-    KernelError
-        If an argument has a type that a kernel, or this one, does not take.
+    `function`: the kernel.
+    `args`: what `bind` returned.  A named tuple is as many arguments; a `constexpr` in one is
+    fixed.
+    `constexprs`: values of constexpr parameters, without those that keep their defaults.
+    `options`: how it is compiled and launched.
+    `outputs`: what `Out` and `InOut` count.
+    `capability`: compute capability, ten times major plus minor.
+    Raises `KernelError` if an argument has a type that a kernel, or this one, does not take.
     """
     types: dict[str, str] = {}
     passed: dict[str, Any] = {}

@@ -43,12 +43,8 @@ class Contest:
 def shortlist(work: Workload, dev: DeviceSpec, backend: Backend, most: int = MOST) -> list[Contest]:
     """Return contests for all sizes of a workload; none where no plan fits.
 
-    Parameters
-    ----------
-    backend : {"auto", "tir", "triton"}
-        As for `choose`.
-    most : int
-        Plans for each range of rows, or query positions; boxes within a range share them.
+    `backend`: as for `choose`.
+    `most`: plans for each range of rows, or query positions; boxes within a range share them.
     """
     choice = choose(work, dev, always=True, backend=backend)
     if isinstance(choice, Decline):

@@ -197,16 +197,9 @@ class MeasuringDevice:
 def open_device(target: Target, where: str | None) -> MeasuringDevice:
     """Find the device that a target is for.
 
-    Parameters
-    ----------
-    where : str, optional
-        ``"host:port"`` of an RPC server, or ``"host:port/key"`` of a tracker that knows servers by
-        a key; this machine by default.
-
-    Raises
-    ------
-    TuningError
-        If there is no such device, or nobody answers.
+    `where`: ``"host:port"`` of an RPC server, or ``"host:port/key"`` of a tracker that knows
+    servers by a key; this machine by default.
+    Raises `TuningError` if there is no such device, or nobody answers.
     """
     kind = target.kind.name
     session = None if where is None else _session(where)

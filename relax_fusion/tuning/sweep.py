@@ -63,10 +63,7 @@ class Sweep:
         Caches are not emptied: a GPU's would be by writing, and dirty lines that make room take
         bandwidth from the kernel, a fifth of it on an H200.  What waits for memory is larger.
 
-        Raises
-        ------
-        TuningError
-            If it does not compile, or fails.
+        Raises `TuningError` if it does not compile, or fails.
         """
         made, failed = compiled(probe.work, {plan: PlanTable.single(plan)}, self.target)
         if failed:

@@ -99,30 +99,22 @@ class Described:
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the kernels that compute the chain if the pass that found it leaves it alone.
 
-        Parameters
-        ----------
-        **sizes : int
-            As in `flops`; none may be missing.
+        `**sizes`: as in `flops`; none may be missing.
         """
         raise NotImplementedError
 
     def flops(self, **sizes: int) -> float:
         """Return the floating-point operations of the matmuls; masks are not discounted.
 
-        Parameters
-        ----------
-        **sizes : int
-            Sizes of the dynamic dimensions, under their names in the graph; others are ignored.
+        `**sizes`: sizes of the dynamic dimensions, under their names in the graph; others are
+        ignored.
         """
         return float(self._at(matmul_flops, sizes))
 
     def bytes(self, **sizes: int) -> dict[str, int]:
         """Return the bytes of every operand and result, each element counted once.
 
-        Parameters
-        ----------
-        **sizes : int
-            As in `flops`.
+        `**sizes`: as in `flops`.
         """
         return dict(self._at(distinct_bytes, sizes))
 

@@ -99,10 +99,7 @@ class GraphBuilder:
     def graph(self) -> Graph:
         """Return what was written.
 
-        Raises
-        ------
-        GraphError
-            If a name is used twice or not made, or a rank does not fit.
+        Raises `GraphError` if a name is used twice or not made, or a rank does not fit.
         """
         slots = (*self._inputs, *self._outputs)
         return Graph(tuple(self._tensors), tuple(self._blocks), slots)

@@ -27,10 +27,7 @@ _DIMS = ("rows", "batch", "q_len", "kv_len")
 def check_workload(work: object) -> None:
     """Refuse sizes and names that no kernel can have.
 
-    Raises
-    ------
-    GraphError
-        If `work` is no workload, or a field has a value that it cannot take.
+    Raises `GraphError` if `work` is no workload, or a field has a value that it cannot take.
     """
     if not isinstance(work, NormMatmul | GatedFFN | Attention | ExpertMatmul | Chain):
         raise GraphError(f"{shown(work)} is no workload")

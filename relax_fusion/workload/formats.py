@@ -75,10 +75,7 @@ class Packed:
     def __post_init__(self) -> None:
         """Refuse what no tensor is stored as.
 
-        Raises
-        ------
-        GraphError
-            If a word holds no field, a group no element, or a dtype is not known.
+        Raises `GraphError` if a word holds no field, a group no element, or a dtype is not known.
         """
         if self.word not in _WORDS:
             raise GraphError(f"words are {self.word!r}; must be of {', '.join(_WORDS)}")
@@ -139,10 +136,7 @@ class Packed:
     def operands(self, name: str, shape: tuple[Dim, ...]) -> tuple[Operand, ...]:
         """Return the words of a tensor, the scales and the zeros if there are such.
 
-        Raises
-        ------
-        GraphError
-            If a dimension is dynamic that words or groups divide, or there is none.
+        Raises `GraphError` if a dimension is dynamic that words or groups divide, or there is none.
         """
         packed, several = shape, self.fields > 1
         if several:

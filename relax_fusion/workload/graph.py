@@ -73,25 +73,15 @@ class Band:
 class Block:
     """A statement: ``out[at] = combine over reduced axes of value``.
 
-    Parameters
-    ----------
-    out : str
-        The tensor that it makes, or a part of it.
-    at : tuple of At
-        Which element.
-    axes, reduced : tuple of Axis
-        The loops, and those that are combined.
-    value : Expr
-        An element.
-    combine : {"", "sum", "max"}
-        What is done over `reduced`.
-    start : Expr, optional
-        A further element that is combined first.
-    band : Band, optional
-        Elements outside are left out.
-    where : Expr, optional
-        Elements for which it is false are left out.  Of none, the sum is 0, the maximum minus
-        infinity.
+    `out`: the tensor that it makes, or a part of it.
+    `at`: which element.
+    `axes`, `reduced`: the loops, and those that are combined.
+    `value`: an element.
+    `combine`: what is done over `reduced`.
+    `start`: a further element that is combined first.
+    `band`: elements outside are left out.
+    `where`: elements for which it is false are left out.  Of none, the sum is 0, the maximum minus
+    infinity.
     """
 
     out: str
@@ -131,10 +121,7 @@ class Slot:
 class Graph:
     """What a chain computes.
 
-    Raises
-    ------
-    GraphError
-        If a name is used twice or not made, or a rank does not fit.
+    Raises `GraphError` if a name is used twice or not made, or a rank does not fit.
     """
 
     tensors: tuple[Tensor, ...]
@@ -254,10 +241,7 @@ def _twice(names: Sequence[str]) -> str:
 def in_order(operands: Sequence[Operand], given: Mapping[str, _T]) -> tuple[_T, ...]:
     """Return what is given for operands, in their order.
 
-    Raises
-    ------
-    GraphError
-        If there is none for one of them, or one for none of them.
+    Raises `GraphError` if there is none for one of them, or one for none of them.
     """
     names = [o.name for o in operands]
     if set(names) != set(given):

@@ -33,13 +33,7 @@ def as_record(work: Workload) -> dict[str, Any]:
 
 
 def from_json(text: str) -> Workload:
-    """Rebuild a workload from `to_json`.
-
-    Raises
-    ------
-    LoweringError
-        If `text` is no such JSON.
-    """
+    """Rebuild a workload from `to_json`; raise `LoweringError` if `text` is no such JSON."""
     try:
         values = json.loads(text)
         kind = _TYPES[values.pop("type")]

@@ -119,10 +119,7 @@ def evaluate(
 def sizes_of(graph: Graph, inputs: Mapping[str, Array | int]) -> dict[str, int]:
     """Return the sizes of the dynamic dimensions, as the inputs have them.
 
-    Raises
-    ------
-    GraphError
-        If an input is missing or unknown, or two shapes contradict each other.
+    Raises `GraphError` if an input is missing or unknown, or two shapes contradict each other.
     """
     names = [o.name for o in graph.inputs]
     if set(names) != set(inputs):

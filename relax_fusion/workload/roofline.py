@@ -21,14 +21,9 @@ def matmul_flops(graph: Graph, sizes: Sizes, visible: bool = False) -> float:
 
     A contraction is a sum of products of elements that have different axes.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is computed.
-    sizes : mapping of str to int
-        Sizes of the dynamic dimensions, by name.
-    visible : bool
-        Whether what a mask by position hides is left out.
+    `graph`: what is computed.
+    `sizes`: sizes of the dynamic dimensions, by name.
+    `visible`: whether what a mask by position hides is left out.
     """
     share = _visible(graph, sizes) if visible else 1.0
     return share * sum(flops_by_product(graph, sizes).values())
@@ -195,10 +190,7 @@ def slots_of(name: str) -> int:
 def size_at(dim: Dim, sizes: Sizes) -> int:
     """Return the size of a dimension.
 
-    Raises
-    ------
-    GraphError
-        If it is dynamic and has no size in `sizes`.
+    Raises `GraphError` if it is dynamic and has no size in `sizes`.
     """
     if isinstance(dim, int):
         return dim

@@ -79,10 +79,7 @@ class Axis:
 def at(place: Axis | At | int) -> At:
     """Return a place as a coordinate.
 
-    Raises
-    ------
-    GraphError
-        If it is none: a value of a tensor, for example, would be a gather.
+    Raises `GraphError` if it is none: a value of a tensor, for example, would be a gather.
     """
     if isinstance(place, At):
         return place

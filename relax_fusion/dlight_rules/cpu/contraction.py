@@ -75,12 +75,8 @@ def schedule_cpu(
     along n.  Many rows ("panels", and those of `cpu_dots`) take columns that were packed for them.
     Words of packed weights are unpacked by vectors (family "words").
 
-    Parameters
-    ----------
-    vectors : WordVectors, optional
-        Of the weights, for the family "words".
-    runs : sequence of int
-        How many neighbouring columns of each result are computed alike, where not all are.
+    `vectors`: of the weights, for the family "words".
+    `runs`: how many neighbouring columns of each result are computed alike, where not all are.
     """
     sch = s_tir.Schedule(func)
     projections = verbs.projections(sch)

@@ -80,12 +80,8 @@ def vectorised(
 ) -> tirx.PrimFunc:
     """Return the function, its placed blocks in vector registers: the last step of a schedule.
 
-    Parameters
-    ----------
-    copies : sequence of SBlockRV
-        The blocks that repack operands.
-    sums : sequence of (SBlockRV, SBlockRV or None)
-        The sums, and the sums over parts of the reduction, where it is cut into such.
+    `copies`: the blocks that repack operands.
+    `sums`: the sums, and the sums over parts of the reduction, where it is cut into such.
     """
     squares: dict[str, int] = {}
     for packed in copies:

@@ -28,16 +28,11 @@ def requests(
     Behind the end of a column the same one of the next tile is read.  An address behind the last
     column is no access.
 
-    Parameters
-    ----------
-    products : SBlock
-        Reads the words of (p, i, j, c, lane).
-    scales : SBlock
-        Loops over the lanes of (p, j, c) for their scales; the requests are for its variables.
-    vectors : WordVectors
-        Of the weight.
-    columns : int
-        Of a tile, in each part.
+    `products`: reads the words of (p, i, j, c, lane).
+    `scales`: loops over the lanes of (p, j, c) for their scales; the requests are for its
+    variables.
+    `vectors`: of the weight.
+    `columns`: of a tile, in each part.
     """
     words, scale = words_of(products), _first_scale(scales.body)
     part, _, column, chunk, lane, *_ = (v.var for v in products.iter_vars)

@@ -127,12 +127,8 @@ def _with_lane(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize:
 class _Writer:
     """Writes the arithmetic of statements in front of them.
 
-    Parameters
-    ----------
-    place : Expr
-        Where a number is kept in its scratch: the element of a vector.
-    lanes : int
-        Elements of a vector.
+    `place`: where a number is kept in its scratch: the element of a vector.
+    `lanes`: elements of a vector.
     """
 
     def __init__(self, place: tirx.Expr, lanes: int):

@@ -211,12 +211,8 @@ def through_views(
                                 x = decl_buffer((m, k), data=x3.data, elem_offset=z * m * k)
                                 S(x[i, k])
 
-    Parameters
-    ----------
-    body : tirx.Stmt
-        The scheduled body, a root block.
-    bound : tuple of mappings
-        The view that each matrix is, and the value of each symbolic size.
+    `body`: the scheduled body, a root block.
+    `bound`: the view that each matrix is, and the value of each symbolic size.
     """
     views, sizes = bound
     if not form.batch:

@@ -85,29 +85,15 @@ def field_of(value: tirx.Expr) -> Bits | None:
 class Neighbours:
     """What `width` neighbours along k are.
 
-    Parameters
-    ----------
-    element : callable
-        What an element is.
-    extents : tuple
-        Lines, and elements along k, which are a multiple of `width`.
-    width : int
-        A multiple of 8.
-    float8 : bool
-        Whether the device has instructions for 8-bit floats.
-
-    Attributes
-    ----------
-    line, piece : tirx.Var
-        Which ones: the line, and their number along k.
-    loads : list of ir.TensorLoad
-        What they read, each once.
-    loaded : list of tirx.Var
-        Stand for what these bring.
-    values : list of tirx.Expr
-        The neighbours, by all these variables.
-    vectors : list of list of int
-        The loads that one instruction does, by their numbers.
+    `element`: what an element is.
+    `extents`: lines, and elements along k, which are a multiple of `width`.
+    `width`: a multiple of 8.
+    `float8`: whether the device has instructions for 8-bit floats.
+    `line`, `piece`: which ones: the line, and their number along k.
+    `loads`: what they read, each once.
+    `loaded`: stand for what these bring.
+    `values`: the neighbours, by all these variables.
+    `vectors`: the loads that one instruction does, by their numbers.
     """
 
     def __init__(

@@ -53,19 +53,10 @@ def joined(low: Half, high: Half) -> tirx.Expr:
 class Dequantiser:
     """Loads and computes neighbours, for a thread that has several of them.
 
-    Parameters
-    ----------
-    neighbours : Neighbours
-        What they are.
-    count : int
-        Those that are held at once.
-    ahead : int
-        How often that many are loaded ahead.  Then `copied` goes through shared memory.
-
-    Attributes
-    ----------
-    copied : list of list of int
-        Vectors of 16 bytes, of types of which all vectors are such: what `copy_async` takes.
+    `neighbours`: what they are.
+    `count`: those that are held at once.
+    `ahead`: how often that many are loaded ahead.  Then `copied` goes through shared memory.
+    `copied`: vectors of 16 bytes, of types of which all vectors are such: what `copy_async` takes.
     """
 
     def __init__(self, neighbours: Neighbours, count: int, ahead: int | None = None) -> None:

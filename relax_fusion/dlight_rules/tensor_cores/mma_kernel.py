@@ -99,12 +99,8 @@ class MmaKernel:
     def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
         """Return a sum of this lane.
 
-        Parameters
-        ----------
-        line : int
-            Which of its rows: number ``lane // 4 + 8 * line`` of its warp.
-        position : int
-            Column, of the ``2 * tiles_n`` that it has of each row.
+        `line`: which of its rows: number ``lane // 4 + 8 * line`` of its warp.
+        `position`: column, of the ``2 * tiles_n`` that it has of each row.
         """
         column_tile, element = self.weights.sum_of(position)
         total = self.acc[self._sum(part, line // 2, column_tile) + line % 2 * 2 + element]

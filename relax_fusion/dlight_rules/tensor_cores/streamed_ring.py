@@ -39,10 +39,7 @@ QUADS = LANES // MEMBERS
 class StreamedRing:
     """The ring of a warp, and what comes out of it.
 
-    Attributes
-    ----------
-    words, scales : tirx.Var
-        Of both columns of a quad, what a step multiplies.
+    `words`, `scales`: of both columns of a quad, what a step multiplies.
     """
 
     def __init__(

@@ -55,10 +55,7 @@ def visible_blocks(
     average is that of the exact positions, plus half a tile for a first or last one that is partly
     visible.
 
-    Parameters
-    ----------
-    rows : int, optional
-        Query positions of a tile, where they are not the plan's `block_m`.
+    `rows`: query positions of a tile, where they are not the plan's `block_m`.
     """
     every = ceil_div(size.kv_len, plan.block_n)
     if work.causal == "none" and work.window is None:

@@ -71,10 +71,7 @@ class Product(NamedTuple):
 def products_of(graph: Graph) -> tuple[Product, ...]:
     """Return the products of a chain, in order.
 
-    Raises
-    ------
-    TilingError
-        If it has other reductions, or a product that is none of rows by a weight.
+    Raises `TilingError` if it has other reductions, or a product that is none of rows by a weight.
     """
     return tuple(map(_product, product_parts(graph)))
 

@@ -125,38 +125,24 @@ def group_clocks(wide: float) -> float:
 class Tile(NamedTuple):
     """What a plan asks for, whatever the workload's rows are: numbers, or arrays of many plans.
 
-    Parameters
-    ----------
-    rows, columns : int
-        Rows and columns that the blocks of a cluster cover together.
-    blocks : int
-        Thread blocks of a cluster.
-    residents, multiprocessors : int
-        As in `Launch`.
-    depth : int
-        Elements of k of a step of all blocks that share the sum over k.
-    weight_bytes, row_bytes : float
-        Bytes that a block gets in a step, of weights and for each of its rows.
-    asked_bytes : float
-        Bytes of weights that a block asks of L2 in a step.
-    elements : float
-        Results whose activations a block computes.
-    rereads : float
-        Part of the weights that comes from memory again for each further tile of rows.
-    reopened : float
-        Part that reading weights takes longer, as pages of memory are opened again.
-    in_front : bool
-        Whether a norm's kernel is in front.
-    row_s : float
-        Seconds for each row, beside all: of a norm inside, and of adding up parts of split sums.
-    copied : bool
-        Whether packed weights are unpacked to a copy in front.
-    aligned : bool
-        Whether rows of any width are stored as fast.
-    late_s : float
-        Seconds that a kernel of one row takes longer behind another than by itself.
-    ahead, tensor_s, clocks, instructions, sums, store_s, hides, meetings, begins
-        As in `Launch`.
+    `rows`, `columns`: rows and columns that the blocks of a cluster cover together.
+    `blocks`: thread blocks of a cluster.
+    `residents`, `multiprocessors`: as in `Launch`.
+    `depth`: elements of k of a step of all blocks that share the sum over k.
+    `weight_bytes`, `row_bytes`: bytes that a block gets in a step, of weights and for each of its
+    rows.
+    `asked_bytes`: bytes of weights that a block asks of L2 in a step.
+    `elements`: results whose activations a block computes.
+    `rereads`: part of the weights that comes from memory again for each further tile of rows.
+    `reopened`: part that reading weights takes longer, as pages of memory are opened again.
+    `in_front`: whether a norm's kernel is in front.
+    `row_s`: seconds for each row, beside all: of a norm inside, and of adding up parts of split
+    sums.
+    `copied`: whether packed weights are unpacked to a copy in front.
+    `aligned`: whether rows of any width are stored as fast.
+    `late_s`: seconds that a kernel of one row takes longer behind another than by itself.
+    `ahead`, `tensor_s`, `clocks`, `instructions`, `sums`, `store_s`, `hides`, `meetings`, `begins`:
+    as in `Launch`.
     """
 
     rows: Any

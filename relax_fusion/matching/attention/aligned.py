@@ -23,14 +23,8 @@ from .scores import INFINITE
 class Grid:
     """The scores of an attention: ``[batch, heads, q_len, kv_len]``.
 
-    Parameters
-    ----------
-    sizes : tuple
-        Their sizes.
-    finite : bool
-        Whether a negative number is read as minus infinity, too, which `hiding` has to prove.
-    floor : float
-        The least that later steps leave of a score.
+    `finite`: whether a negative number is read as minus infinity, too, which `hiding` has to prove.
+    `floor`: the least that later steps leave of a score.
     """
 
     view: BlockView

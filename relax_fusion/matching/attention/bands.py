@@ -50,10 +50,7 @@ class Sight:
 def band_of(condition: PrimExpr, row: tirx.Var | None, column: tirx.Var | None) -> Band | None:
     """Read a condition on a row and a column as a band, if it is one.
 
-    Parameters
-    ----------
-    row, column : tirx.Var, optional
-        Positions of query and key; None where there is only one of them, at 0.
+    `row`, `column`: positions of query and key; None where there is only one of them, at 0.
     """
     band: Band | None = Band()
     for part in _conjuncts(condition):

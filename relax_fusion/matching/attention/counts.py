@@ -49,12 +49,8 @@ class Count:
 def count_of(mask: Aligned, seen: bool) -> Count | None:
     """Read a comparison of key positions with a tensor; None if it is anything else.
 
-    Parameters
-    ----------
-    mask : Aligned
-        Booleans, by query and key.
-    seen : bool
-        Which of them lets a query see a key.
+    `mask`: booleans, by query and key.
+    `seen`: which of them lets a query see a key.
     """
     call = mask.grid.view.call(mask.at.expr, *_ORDERS)
     if call is None:
@@ -76,12 +72,8 @@ def count_of(mask: Aligned, seen: bool) -> Count | None:
 def with_window(counts: Sequence[Count], mask: Aligned, seen: bool) -> Count | None:
     """Return the keys of one query that begin and end at numbers of one tensor, as one count.
 
-    Parameters
-    ----------
-    counts : sequence of Count
-        Two, of which one begins.
-    mask, seen : Aligned, bool
-        What says both.
+    `counts`: two, of which one begins.
+    `mask`, `seen`: what says both.
     """
     first, last = sorted(counts, key=lambda count: not count.begins)
     same = first.tensor.at.expr.same_as(last.tensor.at.expr)

@@ -35,10 +35,7 @@ Reading = list[tuple[Step, Parts]]
 def read(chain: AttentionChain, grid: Grid) -> Reading:
     """Read the steps of an attention's scores, each by itself, without those that do nothing.
 
-    Raises
-    ------
-    Refused
-        If scores are held back, or replaced by a number, and no kernel does that.
+    Raises `Refused` if scores are held back, or replaced by a number, and no kernel does that.
     """
     found, track = _followed(chain, replace(grid, finite=True, addends={}))
     if track.clamps or not _is_zero(chain, grid, found, track):

@@ -31,18 +31,11 @@ from .scores import Clamp, Most, Shift
 class Modifiers:
     """Masks, biases, slopes and sinks of an attention.
 
-    Parameters
-    ----------
-    causal, window
-        As in `relax_fusion.workload.Attention`.
-    bias, mask : tuple of KernelArg and MaskDims, optional
-        Operands, and which of their dimensions have their full size.
-    bias_op : {"add", "min"}
-        What is done with the bias.
-    slopes, sinks : KernelArg, optional
-        Operands with an element for each head.
-    lengths : tuple of KernelArg and Lengths, optional
-        How many keys there are.
+    `causal`, `window`: as in `relax_fusion.workload.Attention`.
+    `bias`, `mask`: operands, and which of their dimensions have their full size.
+    `bias_op`: what is done with the bias.
+    `slopes`, `sinks`: operands with an element for each head.
+    `lengths`: how many keys there are.
     """
 
     causal: Causal = "none"

@@ -82,18 +82,9 @@ def heads_left(
 ) -> Heads | None:
     """Return where the heads of ``[b, s, n, h]`` are in it, None if it is no such tensor.
 
-    Parameters
-    ----------
-    at : Placed
-        The tensor.
-    stored : sequence of Atom
-        Its atoms of batch and heads, in order.
-    ends : tuple of Atom, optional
-        Those of positions and features; None for a single one.
-    kept : sequence of Kept
-        What is read of its atoms.
-    batch : PrimExpr or int
-        The batch size.
+    `stored`: its atoms of batch and heads, in order.
+    `ends`: those of positions and features; None for a single one.
+    `kept`: what is read of its atoms.
     """
     positions, features = ends
     flat = list(at.flat)
@@ -212,18 +203,9 @@ def operand(
 ) -> Operand:
     """Describe an operand of a matmul.
 
-    Parameters
-    ----------
-    name : str
-        What to call it in a refusal.
-    expr : relax.Expr
-        The tensor.
-    shape : sequence of PrimExpr or int
-        Its dimensions.
-    lead : sequence of PrimExpr or int
-        Sizes of batch and heads of the result, to which the operand may be broadcast.
-    axes : tuple of int
-        Where the operand has these, and then positions and features.
+    `name`: what to call it in a refusal.
+    `lead`: sizes of batch and heads of the result, to which the operand may be broadcast.
+    `axes`: where the operand has these, and then positions and features.
     """
     rank = len(lead) + 2
     guard(len(shape) == rank, Reason.SHAPE, f"{name} is of rank {len(shape)} among {rank}")

@@ -121,19 +121,10 @@ def as_graph(
     Axes that lie side by side wherever there is one of them are one axis: rows of several sequences
     are rows.
 
-    Parameters
-    ----------
-    operands : mapping of str to Operand
-        What they read, by name.
-    sizes : mapping of str to PrimExpr or int
-        Of the axes.
-    bounds : mapping of str to int
-        Largest values of symbolic variables.
-
-    Raises
-    ------
-    Refused
-        If the result is a single number, over which nothing is in parallel.
+    `operands`: what they read, by name.
+    `sizes`: of the axes.
+    `bounds`: largest values of symbolic variables.
+    Raises `Refused` if the result is a single number, over which nothing is in parallel.
     """
     guard(bool(statements[-1].axes), Reason.SHAPE, "the result is one number; it must have axes")
     follows = _side_by_side(operands, statements)

@@ -54,10 +54,7 @@ class Region:
     def written(self) -> Written:
         """Write the region down as a block graph.
 
-        Raises
-        ------
-        Refused
-            If a call has a form, a dtype or a shape that no statement has.
+        Raises `Refused` if a call has a form, a dtype or a shape that no statement has.
         """
         view = self.view
         writer = ChainWriter(view, self.inside, frozenset(self._weights()))

@@ -128,10 +128,7 @@ def sizes_of(
 ) -> dict[str, int]:
     """Return the sizes of calls, where those that were not given are as usual.
 
-    Raises
-    ------
-    CliError
-        If a size is none of the model, or it was not made for it.
+    Raises `CliError` if a size is none of the model, or it was not made for it.
     """
     if "decode" not in manifest.functions:
         if prompt is not None or new_tokens is not None:

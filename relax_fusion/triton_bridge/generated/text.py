@@ -68,23 +68,13 @@ def kernel_text(
 ) -> KernelText:
     """Return the Triton kernel that computes a graph as a schedule says.
 
-    Parameters
-    ----------
-    graph : Graph
-        What to compute.
-    schedule : Schedule
-        How; of its iteration space.
-    sizes : mapping of str to int, optional
-        Sizes of the dynamic dimensions for which the schedule was made.  The kernel takes any.
-    means : Means
-        What of the device it may use.
-
-    Raises
-    ------
-    TilingError
-        If tiles of a tensor are kept for several iterations of a loop, if a tile of several is no
-        power of two or is too large, if a tensor has a dtype that the kernel cannot make, or if a
-        name cannot be one in the kernel.
+    `graph`: what to compute.
+    `schedule`: how; of its iteration space.
+    `sizes`: sizes of the dynamic dimensions for which the schedule was made.  The kernel takes any.
+    `means`: what of the device it may use.
+    Raises `TilingError` if tiles of a tensor are kept for several iterations of a loop, if a tile
+    of several is no power of two or is too large, if a tensor has a dtype that the kernel cannot
+    make, or if a name cannot be one in the kernel.
     """
     blocks = Blocks.of(graph, schedule, sizes or {})
     refuse_blocks(schedule)

@@ -40,10 +40,7 @@ class Blocks:
     def of(cls, graph: Graph, schedule: Schedule, sizes: Sizes) -> Blocks:
         """Return the blocks of a schedule.
 
-        Raises
-        ------
-        TilingError
-            If a loop of several tiles has one that is no power of two.
+        Raises `TilingError` if a loop of several tiles has one that is no power of two.
         """
         names, _ = loop_names(graph, sizes)
         loop_of = {(graph.blocks[at].out, axis): loop for (at, axis), loop in names.items()}

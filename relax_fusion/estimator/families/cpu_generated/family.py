@@ -142,13 +142,7 @@ def _footprint(plan: CpuChainPlan, graph: Graph, dev: DeviceSpec) -> Footprint:
 
 
 def schedule_of(graph: Graph, plan: CpuChainPlan) -> Schedule:
-    """Return the schedule of a plan.
-
-    Raises
-    ------
-    TilingError
-        If the plan is none for the graph.
-    """
+    """Return the schedule of a plan; raise `TilingError` if the plan is none for the graph."""
     return scheduled(graph, plan.expression, plan.tile, _inside(graph, plan.loops))
 
 

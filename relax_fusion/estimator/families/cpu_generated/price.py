@@ -162,14 +162,9 @@ class ChainPrice:
     def at(self, sizes: Mapping[str, int], distinct: float, flops: float) -> Prediction:
         """Return the price at sizes of the loops.
 
-        Parameters
-        ----------
-        sizes : mapping of str to int
-            Elements of each loop.
-        distinct : float
-            Bytes of the operands.
-        flops : float
-            Of the products.
+        `sizes`: elements of each loop.
+        `distinct`: bytes of the operands.
+        `flops`: of the products.
         """
         trips = {name: ceil_div(count, self.tile[name]) for name, count in sizes.items()}
         cycles = 0.0

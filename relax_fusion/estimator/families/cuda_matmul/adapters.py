@@ -98,12 +98,8 @@ def priced(
     The multiprocessors that a launch in front takes are free for the other when it ends; its sums
     are wanted at the end.  No constant here was fitted.
 
-    Parameters
-    ----------
-    whole : Prediction
-        Of the launches of whole weights, all steps included.
-    first : sequence of (float, Prediction)
-        Of those in front, each with the part of the multiprocessors that it takes.
+    `whole`: of the launches of whole weights, all steps included.
+    `first`: of those in front, each with the part of the multiprocessors that it takes.
     """
     later = sum(NEXT_LAUNCH_S + part * (low.seconds - dev.launch_s) for part, low in first)
     latest = RATES.start_s + max(low.seconds for _, low in first)

@@ -114,12 +114,8 @@ class Launched:
 def launches(graph: Graph, plan: GeneratedPlan) -> tuple[Launched, ...]:
     """Return the launches of a plan: one, or two where partial sums are merged.
 
-    Raises
-    ------
-    TilingError
-        If the plan is none for the graph.
-    TilePlanError
-        If a field is no text of loops with numbers.
+    Raises `TilingError` if the plan is none for the graph.  Raises `TilePlanError` if a field is no
+    text of loops with numbers.
     """
     if not plan.split:
         return (_first(graph, plan),)
@@ -148,10 +144,7 @@ def scheduled(
 ) -> Schedule:
     """Return a schedule that a text denotes, where some loops are no axes of the grid.
 
-    Raises
-    ------
-    TilingError
-        If the text is none, or a tile is missing, or one of no loop.
+    Raises `TilingError` if the text is none, or a tile is missing, or one of no loop.
     """
     space = space_of(graph)
     missing = [a.name for a in space.loops if a.name not in tile and not a.batch]

@@ -61,12 +61,8 @@ def structures(
 ) -> Mapping[frozenset[str], Mapping[Structure, str]]:
     """Return the structures of a graph with their expressions, by which loops are one tile.
 
-    Parameters
-    ----------
-    most : int
-        Elements of a loop that may be one tile.
-    inside : frozenset of str
-        Loops that are no axes of the grid.
+    `most`: elements of a loop that may be one tile.
+    `inside`: loops that are no axes of the grid.
     """
     space = space_of(graph)
     whole = [a.name for a in space.loops if not a.batch and 1 < a.size <= most]
