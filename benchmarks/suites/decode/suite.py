@@ -1,11 +1,11 @@
 """Seconds a decoded token takes through the VM: CUDA graphs on and off, torch.compile, the floor.
 
-One run on a machine with an NVIDIA GPU.  The model is a LLaMA, GPT-2 or mixture of experts with random
-weights, which all contenders share, as they do the caches; with --quantization PyTorch's are what ours decode to.
-Every token is at the same position, with a full context: ours counts its place up, and stays at the
-last row of its caches.  The floor is the bytes of the weights and caches that a token reads, over
-the bandwidth of a copy in the same run.  Before anything is timed, the logits of every contender
-are compared with float32 ones of PyTorch.
+One run on a machine with an NVIDIA GPU.  The model is a LLaMA, GPT-2 or mixture of experts with
+random weights, which all contenders share, as they do the caches; with --quantization PyTorch's are
+what ours decode to.  Every token is at the same position, with a full context: ours counts its
+place up, and stays at the last row of its caches.  The floor is the bytes of the weights and caches
+that a token reads, over the bandwidth of a copy in the same run.  Before anything is timed, the
+logits of every contender are compared with float32 ones of PyTorch.
 """
 
 from __future__ import annotations
