@@ -59,6 +59,7 @@ class Checkpoint:
         name: str,
         shape: tuple[int, ...] | None = None,
         span: tuple[int, int, int] | None = None,
+        kinds: tuple[str, ...] = READABLE,
     ) -> np.ndarray:
         """Read one tensor, or a part of it, in the type that it is stored in.
 
@@ -70,6 +71,8 @@ class Checkpoint:
             The shape that it must have.
         span : tuple[int, int, int], optional
             An axis, 0 or 1, and where along it the part begins and ends; all of it by default.
+        kinds : tuple[str, ...]
+            Types that it may be stored in, as safetensors calls them.
 
         Raises
         ------
@@ -87,10 +90,10 @@ class Checkpoint:
                     f"{file.name} holds {stored!r} of shape {list(got)}, but the config implies "
                     f"{list(shape)}"
                 )
-            if kind not in READABLE:
+            if kind not in kinds:
                 raise WeightsError(
                     f"{file.name} holds {stored!r} as {kind}, which is not supported; "
-                    f"readable types: {', '.join(READABLE)}"
+                    f"readable types: {', '.join(kinds)}"
                 )
             value = handle.get_tensor(stored) if span is None else _sliced(view, *span)
         except SafetensorError as err:

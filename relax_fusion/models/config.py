@@ -17,7 +17,7 @@ from pydantic import Field, InstanceOf
 
 from ..errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from ..validation import Count, Natural, check, read, shown
-from .decoders import ARCHITECTURES, MODEL_TYPES, decoder_fields
+from .decoders import ARCHITECTURES, MODEL_TYPES, decoder_fields, stores_mxfp4
 from .expert_config import MAX_WIDTH, Experts, Width
 from .rope import Positive, RopeScaling
 
@@ -68,6 +68,8 @@ class LlamaConfig:
         Whether a checkpoint holds the merged projections as we do.
     experts : Experts, optional
         Those that layers have in the place of their feed-forward network.
+    sinks : bool
+        Whether each head of queries has a score more, of a key without a value.
     """
 
     family: ClassVar[str] = "llama"
@@ -100,6 +102,7 @@ class LlamaConfig:
     post_norms: bool = False
     merged_checkpoint: bool = False
     experts: InstanceOf[Experts] | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         check(self, ConfigError, "LLaMA config")
@@ -262,7 +265,7 @@ def config_from_dict(data: Mapping[str, Any]) -> Config:
         raise UnknownArchitectureError(
             f"the model architecture {shown(name)} is not known; known ones: {', '.join(known)}"
         )
-    _refuse(data, "quantization_config")
+    _refuse({} if stores_mxfp4(data) else data, "quantization_config")
     return cls.from_dict(data)
 
 

@@ -119,6 +119,27 @@ def _qwen3_moe(data: Data) -> Fields:
     return {"experts": Experts(*experts), **_qwen3(data)}
 
 
+def _gpt_oss(data: Data) -> Fields:
+    names = ("num_experts_per_tok", "intermediate_size", "swiglu_limit", "swiglu_alpha")
+    chosen, wide, limit, sharpness = (data.get(name) for name in names)
+    experts: Any = (_count(data, 128), chosen, wide, True, (), "gpt_oss", limit, sharpness, True)
+    window = data["sliding_window"] or 128
+    scaling = _mapping(data, "rope_scaling") or _GPT_OSS_ROPE
+    return {
+        "experts": Experts(*experts),
+        "sinks": True,
+        **_windows({**data, "sliding_window": window}, every=2),
+        **_llama({**data, "rope_scaling": scaling}),
+    }
+
+
+def stores_mxfp4(data: Data) -> bool:
+    """Tell whether a checkpoint has the weights of its experts in MXFP4, as gpt-oss's has."""
+    stored = data.get("quantization_config")
+    is_mxfp4 = isinstance(stored, Mapping) and stored.get("quant_method") == "mxfp4"
+    return is_mxfp4 and data.get("model_type") == "gpt_oss"
+
+
 def _phi3(data: Data) -> Fields:
     return {"merged_checkpoint": True, **_mistral(data)}
 
@@ -244,6 +265,16 @@ _GEMMA_DEFAULTS = {
     "sliding_window": 4096,
     "num_key_value_heads": 4,
 }
+_GPT_OSS = (
+    *("attention_bias", "swiglu_limit", "swiglu_alpha", "experts_per_token"),
+    "initial_context_length",
+)
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _FAMILIES = (
     _Family("LlamaForCausalLM", "llama", ("attention_bias", "mlp_bias"), _llama),
     _Family(
@@ -277,6 +308,23 @@ _FAMILIES = (
             "moe_intermediate_size": 768,
             "norm_topk_prob": False,
             "decoder_sparse_step": 1,
+        },
+    ),
+    _Family(
+        *("GptOssForCausalLM", "gpt_oss"),
+        (*_SLIDING, *_EXPERTS, *_GPT_OSS),
+        _gpt_oss,
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "max_position_embeddings": 131072,
         },
     ),
     _Family("Phi3ForCausalLM", "phi3", _SLIDING, _phi3, {"rms_norm_eps": 1e-5}),

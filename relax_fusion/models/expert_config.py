@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ..errors import ConfigError
 from ..validation import Count, Natural, check
+from .rope import Positive
 
 MAX_WIDTH = 2**24
 Width = Annotated[Count, Field(le=MAX_WIDTH)]
@@ -28,8 +29,14 @@ class Experts:
     """Whether the shares of a token's experts are divided by their sum."""
     dense_layers: tuple[Natural, ...] = ()
     """Layers that have none."""
-    names: Literal["qwen", "mixtral"] = "qwen"
+    names: Literal["qwen", "mixtral", "gpt_oss"] = "qwen"
     """Whose names their weights have in a checkpoint."""
+    limit: Positive | None = None
+    """Gates are at most that, what they multiply lies between it and its negative and is added 1,
+    and their activation is ``gate * sigmoid(sharpness * gate)``."""
+    sharpness: Positive = 1.702
+    biases: bool = False
+    """Whether the router and the experts add some."""
 
     def at(self, layer: int) -> Experts | None:
         """Return the experts of a layer, if it has some."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import inf
+
+import numpy as np
 from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -17,48 +21,75 @@ class LlamaExperts(nn.Module):
 
     def __init__(self, config: LlamaConfig, experts: Experts) -> None:
         hidden, wide, self.experts = config.hidden_size, experts.features, experts.count
-        self.chosen, self.renormalised = experts.chosen, experts.renormalised
-        self.hidden_act = config.hidden_act
-        self.gate = Router(hidden, self.experts, bias=False)
+        self.form, self.hidden_act = experts, config.hidden_act
+        self.gate = Router(hidden, self.experts, bias=experts.biases)
         self.gate_up_proj = ExpertLinear(hidden, self.experts * 2 * wide, bias=False)
         self.down_proj = ExpertLinear(wide, self.experts * hidden, bias=False)
+        if experts.biases:
+            self.gate_up_bias = nn.Parameter((self.experts, 2 * wide))
+            self.down_bias = nn.Parameter((self.experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[batch, seq_len, hidden]`` to itself through the experts of each token."""
         batch, seq_len, hidden = x.shape
         rows = op.reshape(x, (batch * seq_len, hidden))
         shares, ids = self._routed(rows)
-        pairs = batch * seq_len * self.chosen
+        chosen = self.form.chosen
+        pairs = batch * seq_len * chosen
         numbers = op.reshape(ids, (pairs,))
-        wide = op.broadcast_to(op.unsqueeze(rows, 1), (batch * seq_len, self.chosen, hidden))
-        gate_up = self._product(self.gate_up_proj, op.reshape(wide, (pairs, hidden)), numbers)
-        gate, up = op.split(gate_up, 2, axis=-1)
-        made = self._product(self.down_proj, activation(self.hidden_act, gate) * up, numbers)
-        made = op.reshape(in_float32(made), (batch * seq_len, self.chosen, hidden))
+        wide = op.broadcast_to(op.unsqueeze(rows, 1), (batch * seq_len, chosen, hidden))
+        gate_up = self._product("gate_up", op.reshape(wide, (pairs, hidden)), numbers)
+        made = self._product("down", self._gated(gate_up), numbers)
+        made = op.reshape(in_float32(made), (batch * seq_len, chosen, hidden))
         total = op.sum(made * op.unsqueeze(shares, -1), axis=1)
         return op.reshape(op.astype(total, x.dtype), (batch, seq_len, hidden))
 
     def _routed(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return shares, in float32, and numbers of experts, ``[tokens, chosen]`` each."""
+        """Return shares, in float32, and numbers of experts, ``[tokens, chosen]`` each.
+
+        Shares that are divided by their sum are also the softmax of the scores that were chosen.
+        """
         probabilities = op.softmax(in_float32(self.gate(rows)), axis=-1)
-        best = relax.op.topk(probabilities._expr, self.chosen, axis=-1, ret_type="both")
+        best = relax.op.topk(probabilities._expr, self.form.chosen, axis=-1, ret_type="both")
         shares, ids = wrap_nested(best, "chosen")
-        if self.renormalised:
+        if self.form.renormalised:
             shares = shares / op.sum(shares, axis=-1, keepdims=True)
         return shares, ids
 
-    def _product(self, layer: nn.Linear, rows: Tensor, numbers: Tensor) -> Tensor:
-        """Multiply each row by the weight of its expert."""
-        count, k = layer.weight.shape
-        pairs = rows.shape[0]
-        table = op.reshape(layer.weight, (self.experts, count // self.experts, k))
-        weight = wrap_nested(relax.op.take(table._expr, numbers._expr, axis=0), "weight")
-        product = op.matmul(weight, op.reshape(rows, (pairs, k, 1)))
-        return op.reshape(product, (pairs, count // self.experts))
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """Return the activated gate times the rest."""
+        gate, up = op.split(gate_up, 2, axis=-1)
+        limit = self.form.limit
+        if limit is None:
+            return activation(self.hidden_act, gate) * up
+        gate, up = _clipped(gate, -inf, limit), _clipped(up, -limit, limit)
+        return (up + 1.0) * (gate * op.sigmoid(gate * self.form.sharpness))
+
+    def _product(self, name: str, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Multiply each row by the weight of its expert, and add its bias if there are some."""
+        weight = getattr(self, f"{name}_proj").weight
+        count, k = weight.shape
+        pairs, columns = rows.shape[0], count // self.experts
+        chosen = _rows(op.reshape(weight, (self.experts, columns, k)), numbers)
+        product = op.matmul(chosen, op.reshape(rows, (pairs, k, 1)))
+        product = op.reshape(product, (pairs, columns))
+        if not self.form.biases:
+            return product
+        return product + _rows(getattr(self, f"{name}_bias"), numbers)
+
+
+def _rows(table: Tensor, numbers: Tensor) -> Tensor:
+    return wrap_nested(relax.op.take(table._expr, numbers._expr, axis=0), "rows")
+
+
+def _clipped(x: Tensor, least: float, most: float) -> Tensor:
+    return wrap_nested(relax.op.clip(x._expr, least, most), "clipped")
 
 
 def expert_recipes(config: LlamaConfig, experts: Experts, layer: str) -> dict[str, Recipe]:
-    """Return how the weights of a layer are made of those of single experts in a checkpoint."""
+    """Return how the weights of a layer are made of those of its experts in a checkpoint."""
+    if experts.names == "gpt_oss":
+        return _stacked(config.hidden_size, experts, f"{layer}.mlp")
     mixtral = experts.names == "mixtral"
     theirs = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
     first, second, last = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -73,3 +104,27 @@ def expert_recipes(config: LlamaConfig, experts: Experts, layer: str) -> dict[st
         f"{layer}.mlp.gate_up_proj.weight": recipe(experts.features, first, second),
         f"{layer}.mlp.down_proj.weight": recipe(config.hidden_size, last),
     }
+
+
+def _stacked(hidden: int, experts: Experts, mlp: str) -> dict[str, Recipe]:
+    """Return recipes for tensors of all experts, ``[experts, k, n]``, gate and up in turns."""
+    count, wide = experts.count, experts.features
+    sizes = {"gate_up": (hidden, 2 * wide), "down": (wide, hidden)}
+    found = {f"{mlp}.gate.{kind}": Recipe((f"{mlp}.router.{kind}",)) for kind in ("weight", "bias")}
+    for name, (k, n) in sizes.items():
+        theirs, arrange = f"{mlp}.experts.{name}_proj", partial(_arranged, name == "gate_up")
+        weight = Recipe((theirs,), stored=(count, k, n), arrange=arrange)
+        found[f"{mlp}.{name}_proj.weight"] = weight
+        found[f"{mlp}.{name}_bias"] = Recipe(
+            (f"{theirs}_bias",), stored=(count, n), arrange=arrange
+        )
+    return found
+
+
+def _arranged(turns: bool, stored: np.ndarray) -> np.ndarray:
+    """Return weights as rows ``[experts * n, k]``, or biases ``[experts, n]``, by halves."""
+    if turns:
+        stored = np.concatenate([stored[..., ::2], stored[..., 1::2]], axis=-1)
+    if stored.ndim == 2:
+        return stored
+    return np.ascontiguousarray(stored.swapaxes(1, 2)).reshape(-1, stored.shape[1])

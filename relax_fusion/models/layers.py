@@ -95,12 +95,18 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
 
 
 def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor, cap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    seen: Tensor,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention step by step; shapes as of `attention`.
 
     `seen` tells which keys each query sees, boolean ``[seq_len, context]``; scores are soft-capped
-    if there is a `cap`.
+    if there is a `cap`; `sinks` have one score more for each head, ``[heads]``.
     """
     batch, seq_len, heads, dim = q.shape
     group = heads // k.shape[2]
@@ -110,7 +116,12 @@ def masked_attention(
     scores = op.matmul(q, op.permute_dims(k, [0, 2, 3, 1])) * scale
     scores = scores if cap is None else soft_capped(scores, cap)
     scores = op.where(seen, scores, wrap_nested(relax.const(float("-inf"), q.dtype), "lowest"))
+    if sinks is not None:
+        column = op.broadcast_to(op.reshape(sinks, (1, heads, 1, 1)), (batch, heads, seq_len, 1))
+        scores = op.concat([scores, column], dim=-1)
     weights = op.astype(op.softmax(in_float32(scores), axis=-1), q.dtype)
+    if sinks is not None:
+        weights = slice_rows(weights, 3, 0, k.shape[1])
     mixed = op.permute_dims(op.matmul(weights, v), [0, 2, 1, 3])
     return op.reshape(mixed, (batch, seq_len, heads * dim))
 
@@ -177,6 +188,9 @@ class Recipe:
     """Rows of each, where there are several."""
     transpose: bool = False
     """Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be transposed."""
+    stored: tuple[int, ...] | None = None
+    """The shape of the one tensor in a checkpoint, where `arrange` makes the parameter of it."""
+    arrange: Callable[[np.ndarray], np.ndarray] | None = None
     compute: Callable[[], np.ndarray] | None = None
     """Makes a parameter that no checkpoint holds; ``names`` is then empty."""
     cut: Cut | None = None

@@ -20,7 +20,7 @@ from .layers import (
     project_to_vocabulary,
     soft_capped,
 )
-from .places import Decoder, Place
+from .places import Decoder, Hidden, Place
 from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
 from .shards import WHOLE, Places, Shards
 
@@ -38,6 +38,7 @@ class LlamaAttention(nn.Module):
         self.heads, self.shards = shards.heads(config), shards
         self.scale = config.query_scale or config.head_dim**-0.5
         self.cap, self.window = config.attention_softcap, config.window(layer)
+        self.sinks = nn.Parameter((self.heads.query,)) if config.sinks else None
         bias = config.attention_bias if config.output_bias is None else config.output_bias
         self.o_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size, bias=bias)
 
@@ -46,7 +47,8 @@ class LlamaAttention(nn.Module):
     ) -> tuple[Tensor, Cache]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         q, keys, values = self.appended(x, cache, place, angles)
-        out = place.attend(q, (keys, values), self.scale, self.window, self.cap)
+        hidden = Hidden(self.window, self.cap, self.sinks)
+        out = place.attend(q, (keys, values), self.scale, hidden)
         return self.shards.summed(self.o_proj(out)), (keys, values)
 
 
@@ -218,14 +220,14 @@ class LlamaForCausalLM(Decoder):
 def recipes(config: LlamaConfig, max_seq_len: int, shards: Shards = WHOLE) -> dict[str, Recipe]:
     """Where each parameter of `LlamaForCausalLM` comes from in a Hugging Face checkpoint."""
     freq = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
-    tables = {"model.rope_": freq}
+    tables = {"model.rope_": (freq, config.rope_scaling.magnitude)}
     if config.local_rope_theta is not None:
         plain = RopeScaling()
         local = inverse_frequencies(config.local_rope_theta, config.head_dim, plain)
-        tables["model.local_rope."] = local
+        tables["model.local_rope."] = (local, 1.0)
     found = {
-        f"{prefix}{name}": Recipe(compute=partial(rope_table, table, max_seq_len, function))
-        for prefix, table in tables.items()
+        f"{prefix}{name}": Recipe(compute=partial(rope_table, table, max_seq_len, function, scale))
+        for prefix, (table, scale) in tables.items()
         for name, function in (("cos", np.cos), ("sin", np.sin))
     }
     for i in range(0 if config.merged_checkpoint else config.num_layers):

@@ -19,6 +19,21 @@ from .layers import attention, masked_attention, slice_rows
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """What changes the scores of keys, beside that none is seen by queries in front of it."""
+
+    window: int | None = None
+    """How many keys a query sees, itself included."""
+    cap: float | None = None
+    """Scores are soft-capped by it."""
+    sinks: Tensor | None = None
+    """Of each head a score more, of a key without a value, ``[heads]``."""
+
+
+ALL_SEEN = Hidden()
+
+
+@dataclass(frozen=True)
 class Place:
     """The last tokens of a sequence, whose keys and values are in caches."""
 
@@ -52,15 +67,8 @@ class Place:
             func = func.specialize({func.params[-1]: tirx.decl_buffer(sizes, dtype)})
         return tuple(op.tensor_ir_op(func, "angles", [cos, sin, self.end], [row, row]))
 
-    def attend(
-        self,
-        q: Tensor,
-        cache: Cache,
-        scale: float,
-        window: int | None = None,
-        cap: float | None = None,
-    ) -> Tensor:
-        """Attend to the tokens up to each one, or the last `window` of them.
+    def attend(self, q: Tensor, cache: Cache, scale: float, hidden: Hidden = ALL_SEEN) -> Tensor:
+        """Attend to the tokens up to each one, or the last of them.
 
         Parameters
         ----------
@@ -68,10 +76,10 @@ class Place:
             ``[batch, seq_len, heads, dim]``.
         cache : Cache
             After the call's keys and values were written.
-        scale, cap : float
-            Scores are multiplied by the one, and soft-capped by the other if there is one.
-        window : int, optional
-            How many tokens each sees.
+        scale : float
+            Scores are multiplied by it.
+        hidden : Hidden
+            What else becomes of them.
 
         Returns
         -------
@@ -79,9 +87,10 @@ class Place:
             ``[batch, seq_len, heads * dim]``.
         """
         k, v = (slice_rows(x, 1, 0, self.total_len) for x in cache)
-        if self.length is None and cap is None:
-            return attention(q, k, v, scale, window=window)
-        return masked_attention(q, k, v, scale, self._seen(window), cap)
+        if self.length is None and hidden.cap is None and hidden.sinks is None:
+            return attention(q, k, v, scale, window=hidden.window)
+        seen = self._seen(hidden.window)
+        return masked_attention(q, k, v, scale, seen, hidden.cap, hidden.sinks)
 
     def _seen(self, window: int | None) -> Tensor:
         """Tell which keys each token sees, boolean ``[seq_len, total_len]``."""

@@ -31,11 +31,17 @@ class RopeScaling:
     Parameters
     ----------
     kind : str
-        ``"default"``, ``"linear"`` or ``"llama3"``.
+        ``"default"``, ``"linear"``, ``"llama3"`` or ``"yarn"``.
     factor, low_freq_factor, high_freq_factor : float
         As in the configuration; the last two are read by ``"llama3"`` only.
     original_max_position : int
-        The context length of pre-training; read by ``"llama3"`` only.
+        The context length of pre-training; read by ``"llama3"`` and ``"yarn"``.
+    beta_fast, beta_slow : float
+        Turns in that length: a pair with more keeps its frequency, one with fewer has it divided.
+    truncate : bool
+        Whether the pairs with so many turns are rounded to whole ones, outwards.
+    attention_factor, mscale, mscale_all_dim : float, optional
+        What cosines and sines are multiplied by, or what that is computed of.
     """
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -45,14 +51,29 @@ class RopeScaling:
             *("factor", "low_freq_factor", "high_freq_factor"),
             "original_max_position_embeddings",
         ),
+        "yarn": ("factor", "original_max_position_embeddings"),
     }
-    """The keys of a configuration that each kind reads."""
+    """The keys of a configuration that each kind needs."""
 
-    kind: Literal["default", "linear", "llama3"] = "default"
+    MAY_HAVE: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "yarn": (
+            *("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale"),
+            "mscale_all_dim",
+        )
+    }
+    """Those that it reads where they are given."""
+
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: Positive = 1.0
     low_freq_factor: Positive = 1.0
     high_freq_factor: Positive = 4.0
     original_max_position: Annotated[Count, Field(alias="original_max_position_embeddings")] = 8192
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    truncate: bool = True
+    attention_factor: Positive | None = None
+    mscale: Positive | None = None
+    mscale_all_dim: Positive | None = None
 
     def __post_init__(self) -> None:
         check(self, ConfigError, "rope scaling")
@@ -61,6 +82,23 @@ class RopeScaling:
                 f"rope scaling: high_freq_factor is {self.high_freq_factor}; must be greater than "
                 f"low_freq_factor {self.low_freq_factor}"
             )
+        if self.beta_fast <= self.beta_slow:
+            raise ConfigError(
+                f"rope scaling: beta_fast is {self.beta_fast}; must be greater than beta_slow "
+                f"{self.beta_slow}"
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by, so that scores grow with the context."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        growth = 0.1 * math.log(max(self.factor, 1.0))
+        if self.mscale is not None and self.mscale_all_dim is not None:
+            return (1 + growth * self.mscale) / (1 + growth * self.mscale_all_dim)
+        return 1 + growth
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> RopeScaling:
@@ -73,7 +111,8 @@ class RopeScaling:
                 f"rope scaling type {shown(kind)} is not supported; known types: "
                 f"{', '.join(cls.NEEDS)}"
             )
-        fields = {key: data[key] for key in cls.NEEDS[kind] if data.get(key) is not None}
+        known = (*cls.NEEDS[kind], *cls.MAY_HAVE.get(kind, ()))
+        fields = {key: data[key] for key in known if data.get(key) is not None}
         missing = [key for key in cls.NEEDS[kind] if key not in fields]
         if missing:
             detail = f"needs the field {missing[0]!r}, which is missing"
@@ -93,7 +132,8 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling) -> np
     scaling : RopeScaling
         ``"linear"`` divides every frequency by ``factor``; ``"llama3"`` divides the long
         wavelengths, keeps the short ones, and blends those between linearly in frequency
-        (LLaMA 3.1 model card and Meta's reference implementation).
+        (LLaMA 3.1 model card and Meta's reference implementation); ``"yarn"`` blends linearly in
+        the number of the pair (Peng et al., 2023, https://arxiv.org/abs/2309.00071).
 
     Returns
     -------
@@ -105,14 +145,34 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling) -> np
         return freq
     if scaling.kind == "linear":
         return freq / scaling.factor
+    if scaling.kind == "yarn":
+        keep = _kept_by_yarn(theta, head_dim, scaling)
+        return keep * freq + (1.0 - keep) * freq / scaling.factor
     turns = scaling.original_max_position * freq / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     keep = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
     return keep * freq + (1.0 - keep) * freq / scaling.factor
 
 
-def rope_table(freq: np.ndarray, length: int, function: Callable[..., Any] = np.cos) -> np.ndarray:
-    """Cosines (or sines) of every position.
+def _kept_by_yarn(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
+    """Return which part of each pair's frequency is kept."""
+
+    def pair_of(turns: float) -> float:
+        rest = scaling.original_max_position / (turns * 2 * math.pi)
+        return head_dim * math.log(rest) / (2 * math.log(theta))
+
+    first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = last - first or 0.001
+    return 1.0 - np.clip((np.arange(head_dim // 2) - first) / width, 0.0, 1.0)
+
+
+def rope_table(
+    freq: np.ndarray, length: int, function: Callable[..., Any] = np.cos, magnitude: float = 1.0
+) -> np.ndarray:
+    """Cosines (or sines) of every position, times `magnitude`.
 
     Returns
     -------
@@ -121,7 +181,7 @@ def rope_table(freq: np.ndarray, length: int, function: Callable[..., Any] = np.
         lie ``len(freq)`` apart.
     """
     angle = np.arange(length, dtype=np.float64)[:, None] * freq[None, :]
-    return np.tile(function(angle), 2).astype(np.float32)
+    return np.tile(magnitude * function(angle), 2).astype(np.float32)
 
 
 @dataclass(frozen=True)

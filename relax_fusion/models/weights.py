@@ -17,6 +17,7 @@ from ..validation import plain, shown
 from .checkpoint import Checkpoint
 from .cuts import Cut
 from .export import ExportedModel, ParamSpec
+from .mxfp4 import stacked
 
 # The name that a checkpoint of the bare model (without its head) leaves out.
 _BASE_PREFIX = {"llama": "", "gpt2": "transformer.", "bert": "bert."}
@@ -180,6 +181,9 @@ def _load(param: ParamSpec, checkpoint: Checkpoint, rank: int) -> np.ndarray:
         return np.zeros(param.shape, param.dtype)
     if cut is not None and cut.segments:
         return _load_parts(param, cut, checkpoint, rank)
+    if recipe.arrange is not None and recipe.stored is not None:
+        value = stacked(checkpoint, recipe.names[0], recipe.stored)
+        return recipe.arrange(_convert(value, param, recipe.names[0]))
     if len(recipe.names) == 1:
         stored = param.shape[::-1] if recipe.transpose else param.shape
         value = _convert(checkpoint.tensor(recipe.names[0], stored), param, recipe.names[0])

@@ -109,6 +109,26 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "rms_norm_eps": 1e-5,
             "rope_theta": 1000000.0,
         },
+        # https://huggingface.co/openai/gpt-oss-20b/blob/main/config.json
+        "gpt-oss-20b": {
+            "model_type": "gpt_oss",
+            "architectures": ["GptOssForCausalLM"],
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "tie_word_embeddings": False,
+        },
         # https://huggingface.co/openai-community/gpt2/blob/main/config.json
         "gpt2": _GPT2
         | {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},

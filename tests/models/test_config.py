@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from relax_fusion.models import (
     ConfigError,
@@ -33,6 +34,7 @@ LLAMA = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
 SCALING = {key: value for key, value in models.LLAMA3_ROPE.items() if key != "rope_theta"}
 
 
@@ -102,10 +104,11 @@ def test_architectures_decide_before_model_type(tmp_path):
         ({"num_key_value_heads": 3}, ConfigError, "4 is not divisible by key/value heads 3"),
         ({"hidden_act": "swoosh"}, ConfigError, "'swoosh'.*silu"),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
             UnsupportedFeatureError,
-            "'yarn' is not supported; known types: default, linear, llama3",
+            "'longrope' is not supported; known types: default, linear, llama3, yarn",
         ),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, ConfigError, "beta_fast is 0.5; must be"),
         ({"rope_scaling": {"rope_type": "llama3"}}, ConfigError, "needs the field 'factor'"),
     ],
 )
@@ -162,6 +165,26 @@ def test_frequencies_match_the_definition(scaling):
         assert (table[:, :32] == table[:, 32:]).all()
     assert (cos[0] == 1).all() and (sin[0] == 0).all()
     np.testing.assert_allclose(sin[1, :32], np.sin(freq), rtol=2 * np.finfo(np.float32).eps)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truncate": False},
+        {"beta_fast": 16, "beta_slow": 2.5, "mscale": 0.7, "mscale_all_dim": 1.2},
+        {"factor": 1.0},
+        {"attention_factor": 1.5, "mscale": 0.7},
+    ],
+)
+def test_yarn_is_that_of_transformers(changes):
+    scaling = {"rope_theta": 500000.0, **YARN, **changes}
+    config = LlamaConfig.from_dict(LLAMA | {"rope_parameters": scaling})
+    reference = transformers.LlamaConfig(head_dim=64, rope_parameters=scaling)
+    expected, magnitude = ROPE_INIT_FUNCTIONS["yarn"](reference, "cpu")
+    freq = inverse_frequencies(config.rope_theta, 64, config.rope_scaling)
+    np.testing.assert_allclose(freq, expected.numpy(), rtol=1e-5)  # theirs are float32
+    assert config.rope_scaling.magnitude == pytest.approx(magnitude)
+    assert rope_table(freq, 1, magnitude=magnitude)[0] == pytest.approx(magnitude)
 
 
 def test_the_theta_of_rope_parameters_comes_first():

@@ -68,6 +68,7 @@ LAUNCHES = {
     "Gemma3Text": 6,
     "Mixtral": 8,
     "Qwen3Moe": 8,
+    "GptOss": 8,
 }
 """Kernels of a layer, that of the cache among them."""
 

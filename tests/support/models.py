@@ -86,6 +86,16 @@ DECODERS = {
         "mlp_only_layers": [1],
         **_EAGER,
     },
+    "GptOss": {
+        "head_dim": 32,
+        "sliding_window": 5,
+        "num_hidden_layers": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 48,
+        "swiglu_limit": 1.0,
+        **_EAGER,
+    },
     "Gemma2": {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24},
     "Gemma3Text": {
         "head_dim": 32,
