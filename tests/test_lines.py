@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 90_052, 537
+LIBRARY = 90_325, 538
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 67_894
+TESTS = 68_015
 """The most lines of Python in ``tests/``."""
 
 
