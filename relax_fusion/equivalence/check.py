@@ -20,7 +20,7 @@ from ..tvm_ir import structural_equal
 from .comparison import Comparison, Invalid, Run
 from .inputs import assignments, kinds, telling
 from .operators import Uninterpreted
-from .region import Region, region_of
+from .region import NAMES, Region, back, free_vars_of, region_of
 from .shrinking import affordable, possible, shrinks
 from .sizes import WHOLE, Shrink, Sizes
 
@@ -164,8 +164,6 @@ class _Check:
 
 Roots: TypeAlias = frozenset[Any]
 
-_NAMES = relax.Var | relax.Tuple | relax.TupleGetItem
-
 
 def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> str | None:
     """Say which operand has another value where the kernel stands; None if none has."""
@@ -198,14 +196,16 @@ def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> st
 
 
 def _reads(view: BlockView, region: Region) -> Iterator[tuple[int, relax.Var]]:
-    """Yield where leaves are read; another name, or a tuple, reads nothing itself."""
-    named = {v: e for v, e in region.bindings if isinstance(e, _NAMES)}
-    for var, value in region.bindings:
-        stack = [] if var in named else list(free_vars(value))
+    """Yield where a kernel's bindings read others'; a name, or a tuple, reads nothing itself."""
+    given = {v for a in region.match.args for v in free_vars_of(a.expr)}
+    bound, leaves = back(view, region.results, given)
+    named = {v: view.defs[v] for v in bound if isinstance(view.defs[v], NAMES)}
+    for var in bound - named.keys():
+        stack = list(view.reads[var])
         while stack:
             read = stack.pop()
             stack += free_vars(named[read]) if read in named else ()
-            if read in region.leaves:
+            if read in leaves:
                 yield view.index[var], read
 
 

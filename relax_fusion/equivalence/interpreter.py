@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, tirx
 
+from ..matching.operators import named
 from ..tvm_ir import GenericConst
 from ..workload.reference import numpy_dtype
 from .operators import OPERATORS, SIZES_IN, Array, Called, Misfit, Uninterpreted
 from .prim_funcs import computed
 from .sizes import Size, Sizes, compiled
+
+_NUMERIC = {n.removeprefix("relax.") for n in named("arithmetic", "function", "rounding")}
 
 Value = Any
 """An array, a tuple of values, or a number."""
@@ -153,6 +156,8 @@ class Interpreter:
         if name not in OPERATORS:
             raise Uninterpreted(f"the operator {name}")
         args = [self.value(a, values, sizes) for a in call.args]
+        if name in _NUMERIC and any(np.asarray(a).dtype.kind == "b" for a in args):
+            raise Uninterpreted(f"{name} of booleans")  # which TVM does not compile either
         return OPERATORS[name](self._called(call, name, sizes), *args)
 
     def _prim_func(self, call: relax.Call, args: Sequence[Any], sizes: Sizes) -> Value:

@@ -23,6 +23,9 @@ from .sizes import constants, variables
 
 Bound = tuple[relax.Var, relax.Expr]
 
+NAMES = relax.Var | relax.Tuple | relax.TupleGetItem
+"""Values that only name others."""
+
 BITS = 4
 """A coarse number has so many bits of mantissa."""
 
@@ -129,7 +132,7 @@ def region_of(view: BlockView, match: Match) -> Region:
     operands -= {v for v in operands if not operands.isdisjoint(_forms(view, v))}
     results, behind = _results(view, match)
     while True:
-        bound, leaves = _back(view, (*results, *operands), operands)
+        bound, leaves = back(view, (*results, *operands), operands)
         beside = leaves - operands
         inner = {v for v in operands if v in view.index and _reaches(view, v, beside)}
         if not inner:
@@ -184,7 +187,7 @@ def _is_read(view: BlockView, var: relax.Var, itself: bool = False) -> bool:
     return False
 
 
-def _back(
+def back(
     view: BlockView, starts: Iterable[relax.Var], stops: set[relax.Var]
 ) -> tuple[set[relax.Var], set[relax.Var]]:
     """Return the bindings that lead to some variables, and the variables where that ends."""
@@ -217,7 +220,7 @@ def _reaches(view: BlockView, var: relax.Var, targets: set[relax.Var]) -> bool:
     """Tell whether a variable is computed from any of others."""
     if not targets:
         return False
-    _, leaves = _back(view, [var], targets)
+    _, leaves = back(view, [var], targets)
     return not leaves.isdisjoint(targets)
 
 
@@ -265,7 +268,10 @@ def coarse_bindings(region: Region) -> Hook:
     kept = kept_roundings(region.values, False)
     if between:  # what another kernel's matmul makes is an operand
         own = set(region.match.covers)
-        kept |= kept_roundings({v: e for v, e in region.bindings if v in own}, True)
+        named = {v: free_vars(e) for v, e in region.bindings if isinstance(e, NAMES)}
+        own.update(v for var in reversed(named) if var in own for v in named[var])
+        inside = {v: e for v, e in region.bindings if v in own or v in named}
+        kept |= kept_roundings(inside, True)
 
     def rounded(var: relax.Var, value: Value) -> Value:
         return coarse(value) if var in kept else value

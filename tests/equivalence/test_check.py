@@ -325,3 +325,10 @@ def test_equal_layers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert [d.validation for d in decisions] == ["checked"] * 4
     assert len(made) == 2  # x is a parameter, the others are variables of the block
+
+
+@pytest.mark.parametrize("name", ["k = h", "t = h; k = t"])
+def test_another_name_between_two_matmuls_is_rounded_alike(name: str) -> None:
+    body = f"m = R.matmul(x, W); h = R.matmul(x, a); {name}; u = R.matmul(k, c); y = R.add(m, u)"
+    view, match = matched("FuseAdapters", "x[6,32] W[32,48] a[32,8] c[8,48]", body)
+    assert match.workload.is_adapted and check_match(view, match) is None

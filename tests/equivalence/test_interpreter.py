@@ -159,3 +159,10 @@ def test_elements_are_gathered() -> None:
     np.testing.assert_array_equal(out, [9, 3])
     with pytest.raises(Uninterpreted, match="gather_nd beyond the tensor"):
         run("x[3,4] i[2,2]:int64", "y = R.gather_nd(x, i)", x, places + 2)
+
+
+def test_booleans_are_not_computed_with() -> None:
+    """TVM compiles no arithmetic of them, and numpy's is another one for each operator."""
+    for operator in ("negative(x)", "add(x, x)", "square(x)", "maximum(x, x)"):
+        with pytest.raises(Uninterpreted, match="of booleans"):
+            run("x[2]:bool", f"y = R.{operator}", np.array([True, False]))

@@ -12,6 +12,7 @@ from relax_fusion.matching import effects
 from .matches import largest_match
 
 MATRIX = 'R.Tensor((4, 4), "float32")'
+ROW = 'R.Tensor((4,), "float32")'
 FILL = f"R.call_tir_inplace(cls.fill, ({{}},), inplace_indices=[0], out_ty=[{MATRIX}])"
 PACKED = f'R.call_inplace_packed("fill", {{}}, inplace_indices=[0], ty_args={MATRIX})'
 HEADER = f"""
@@ -25,7 +26,7 @@ class Module:
                 a[vi, vj] = T.float32(7)
 
     @R.function
-    def main(x: {MATRIX}, w: {MATRIX}):
+    def main(x: {MATRIX}, w: {MATRIX}, v: {MATRIX}, g: {ROW}, h: {ROW}):
         cls = Module
         with R.dataflow():
 """
@@ -78,3 +79,24 @@ def test_another_name_reads_nothing_where_it_is_given(name: str) -> None:
     body = f"{name}; u = {PACKED.format('x')}; y = R.matmul(x, w); z = R.add(y, a)"
     view, match = largest_match(block(body), "FuseMatmulEpilogue")
     assert check_match(view, match) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (f"e = {FILL.format('x')}; NORM; t = R.exp(v)", None),
+        (f"NORM; e = {FILL.format('d')}; t = e", "d is read after e writes its memory"),
+    ],
+    ids=("what it was computed from", "itself"),
+)
+def test_an_operand_that_is_computed_is_what_a_kernel_reads(
+    monkeypatch: pytest.MonkeyPatch, body: str, told: str | None
+) -> None:
+    """Without a scale, the norm reads a gamma that no kernel takes; its rows are computed of it."""
+    norm = "n = R.nn.layer_norm(d, g, h, axes=[-1], scale=False)"
+    body = f"s = R.add(x, g); d = R.cumsum(s, axis=1); {body.replace('NORM', norm)}"
+    body += "; p = R.matmul(n, w); y = R.matmul(p, w); z = R.add(y, t)"
+    monkeypatch.setattr(effects.Memory, "_call", lambda self, call, ty: (self._new(ty), NOTHING))
+    view, match = largest_match(block(body, "z, e"), "FuseChains")
+    assert {"d", "h", "w"} < {a.expr.name for a in match.args}
+    assert check_match(view, match) == (told and Mismatch(told))

@@ -203,7 +203,8 @@ class Writer:
         self.bindings.insert(place, (bound, known, True))
         made = self.emit(op.reshape(x, sizes))
         if self.chance(50):
-            made = self.emit(op.negative(self.emit(op.negative(made))))
+            opposite = op.logical_not if dtype_of(made) == "bool" else op.negative
+            made = self.emit(opposite(self.emit(opposite(made))))
         return self.emit(op.reshape(made, shape)) if self.chance(80) else made
 
     def _reshaped(self, x: relax.Var) -> relax.Var:
