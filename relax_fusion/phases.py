@@ -86,23 +86,14 @@ def recovered(attempt: Callable[[PipelineOptions], Made], options: PipelineOptio
 
     A pass of ours that fails itself is left out, and so is a chain of which no kernel can be made.
     Where another pass fails, or TVM behind the passes, all of ours are left out, then half of those
-    that may be the reason, and so on, until one or a few are left.  Each is in
-    `Report.left_out`, and a `RuntimeWarning` names them.  A chain to which the caller gave a plan
-    is not left out.  Where that warning is made an error, by
-    ``warnings.filterwarnings("error", "relax_fusion:")``, nothing is left out: the error is raised.
+    that may be the reason, and so on, until one or a few are left.  Each is in `Report.left_out`,
+    and a `RuntimeWarning` names them.  A chain to which the caller gave a plan is not left out.
+    Where that warning is made an error, by ``warnings.filterwarnings("error", "relax_fusion:")``,
+    nothing is left out: the error is raised.
 
-    Parameters
-    ----------
-    attempt : callable
-        Compiles with some options, of which `disable` differs.
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Raises
-    ------
-    Exception
-        What the first attempt raised, if nothing of ours is the reason; its message says in which
-        pass.
+    `attempt`: compiles with some options, of which `disable` differs.
+    Raises what the first attempt raised, if nothing of ours is the reason; its message says in
+    which pass.
     """
     tries = _Tries(attempt, options)
     if tries.succeed(()):

@@ -23,17 +23,9 @@ _LONGEST_PATH, _LONGEST_ERROR = 200, 4000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, and return the exit code.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments after the program's name; those of the process by default.
-
-    Returns
-    -------
-    int
-        The exit code.
+    `argv`: the arguments after the program's name; those of the process by default.
     """
     words = sys.argv[1:] if argv is None else argv
     try:

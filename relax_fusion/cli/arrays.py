@@ -27,27 +27,14 @@ _DAMAGES = (
 
 
 def read_inputs(texts: Sequence[str], signature: Signature) -> list[np.ndarray]:
-    """Read what ``--input`` names.
+    """Read what ``--input`` names: an array for each input of a function, in order.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        Each ``NAME=FILE.npy`` or ``FILE.npz``.
-    signature : Signature
-        What the function takes.
+    They have the dtype of the input and a shape that it takes, in the byte order of this machine
+    and contiguous.
 
-    Returns
-    -------
-    list of numpy.ndarray
-        One for each input, in order, of its dtype and a shape that it takes; in the byte order of
-        this machine and contiguous.
-
-    Raises
-    ------
-    CliError
-        If an input is missing, unknown, given twice, or cannot be taken; it names the input.
-    OSError
-        If a file cannot be opened.
+    `texts`: each ``NAME=FILE.npy`` or ``FILE.npz``.
+    Raises `CliError` if an input is missing, unknown, given twice, or cannot be taken; it names the
+    input.  Raises `OSError` if a file cannot be opened.
     """
     known = {spec.name: spec for spec in signature.inputs}
     given: dict[str, np.ndarray] = {}

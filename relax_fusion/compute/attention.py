@@ -67,25 +67,13 @@ class Sizes:
 def attention_prim_func(work: Attention, plan: TilePlan) -> tirx.PrimFunc:
     """Return the unscheduled PrimFunc of `work`, tiled as `plan` says.
 
-    Parameters
-    ----------
-    work : Attention
-        What to compute.
-    plan : TilePlan
-        ``block_m`` rows and ``block_n`` key positions are held at once, and ``reg_m`` rows by
-        ``reg_n`` columns are summed in registers (``lanes`` columns where ``reg_n`` is not a
-        multiple of them).  The query heads that share keys are rows of one tile.
+    ``block_m`` rows and ``block_n`` key positions are held at once, and ``reg_m`` rows by ``reg_n``
+    columns are summed in registers (``lanes`` columns where ``reg_n`` is not a multiple of them).
+    The query heads that share keys are rows of one tile.  Rows that see no key are zero.
 
-    Returns
-    -------
-    tirx.PrimFunc
-        Its parameters are the operands of ``work.graph``; all sizes are int64.  (``relax.call_tir``
-        takes scalars among the inputs, in front of the outputs.)  Rows that see no key are zero.
-
-    Raises
-    ------
-    LoweringError
-        If the key/value heads do not divide the query heads.
+    Its parameters are the operands of ``work.graph``; all sizes are int64.  (``relax.call_tir``
+    takes scalars among the inputs, in front of the outputs.)  Raises `LoweringError` if the
+    key/value heads do not divide the query heads.
     """
     if work.q_heads % work.kv_heads:
         raise LoweringError(

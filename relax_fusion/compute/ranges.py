@@ -19,22 +19,12 @@ def stitch(funcs: Sequence[tuple[tirx.Expr | None, tirx.PrimFunc]]) -> tirx.Prim
         f1(a, b): root1                            if dim <= 16: root0
                                                    else: root1
 
-    Parameters
-    ----------
-    funcs : sequence of (Expr or None, tirx.PrimFunc)
-        Conditions, in sizes of the first function, and the function for each; the last is None and
-        its function serves the rest.  All have the same signature; each body is one root block.
-        They may share variables, as schedules of one function do.
+    It has the parameters and the attributes of the first function.
 
-    Returns
-    -------
-    tirx.PrimFunc
-        With the parameters and the attributes of the first function.
-
-    Raises
-    ------
-    LoweringError
-        If the conditions are not as described, or the signatures differ.
+    `funcs`: conditions, in sizes of the first function, and the function for each; the last is None
+    and its function serves the rest.  All have the same signature; each body is one root block.
+    They may share variables, as schedules of one function do.
+    Raises `LoweringError` if the conditions are not as described, or the signatures differ.
     """
     conditions = [when for when, _ in funcs]
     if not conditions or [when is None for when in conditions] != [*[False] * len(funcs[1:]), True]:

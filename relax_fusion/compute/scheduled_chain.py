@@ -39,29 +39,14 @@ def scheduled_chain(
 ) -> tirx.PrimFunc:
     """Return the function that computes a graph tile by tile, as a schedule says.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is computed.
-    schedule : Schedule
-        Of ``iteration_space(graph, sizes)``.
-    sizes : mapping of str to int, optional
-        The sizes of the dynamic dimensions that the schedule is made for.  The function takes
-        others too, from 1 on.
-    registers : Registers, optional
-        The register tiles of contractions, and the lanes of vectors.
-    packing : {"blocks", "once", "none"}
-        When weights are copied side by side.
+    Its parameters are the operands of the graph.  It needs no further schedule.
 
-    Returns
-    -------
-    tirx.PrimFunc
-        Its parameters are the operands of the graph.  It needs no further schedule.
-
-    Raises
-    ------
-    LoweringError
-        If a dynamic dimension has one tile, or tiles that are kept.
+    `schedule`: of ``iteration_space(graph, sizes)``.
+    `sizes`: the sizes of the dynamic dimensions that the schedule is made for.  The function takes
+    others too, from 1 on.
+    `registers`: the register tiles of contractions, and the lanes of vectors.
+    `packing`: when weights are copied side by side.
+    Raises `LoweringError` if a dynamic dimension has one tile, or tiles that are kept.
     """
     return scheduled_parts(graph, [(graph, schedule)], sizes, registers, packing)
 

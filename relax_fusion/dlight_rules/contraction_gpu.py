@@ -54,11 +54,8 @@ def dot_products(
 ) -> tuple[LoopRV, SBlockRV]:
     """Schedule one projection.
 
-    Returns
-    -------
-    LoopRV, SBlockRV
-        The loop of a thread block, for what its threads share; and the partial sums, whose
-        reduction `finish` splits from its start.
+    Returns the loop of a thread block, for what its threads share; and the partial sums, whose
+    reduction `finish` splits from its start.
     """
     y, x = threads_of(plan, warp)
     partial = _partial_sums(sch, acc, plan, x)

@@ -52,26 +52,11 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
 
 
 def computed(func: tirx.PrimFunc, arrays: Sequence[Array], shrink: Shrink) -> Any:
-    """Compute the outputs of a PrimFunc, the parameters behind those of the inputs.
+    """Compute the outputs of a PrimFunc, one or several: the parameters behind those of the inputs.
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        The function.
-    arrays : sequence of numpy.ndarray
-        Its inputs, floats in float64.
-    shrink : Shrink
-        What becomes of its static sizes.
-
-    Returns
-    -------
-    numpy.ndarray or tuple of it
-        One array, or several.
-
-    Raises
-    ------
-    Uninterpreted
-        If it is of another form.
+    `arrays`: its inputs, floats in float64.
+    `shrink`: what becomes of its static sizes.
+    Raises `Uninterpreted` if it is of another form.
     """
     stages = read_stages(func)
     params = list(func.params)

@@ -88,32 +88,18 @@ def choose(
 ) -> Choice | Decline:
     """Choose tile plans for `work` on `dev`.
 
-    Parameters
-    ----------
-    plans : PlanTable or TilePlan, optional
-        A user's own.  It is checked, priced and taken, even if fusing is predicted not to pay.
-    always : bool
-        Choose plans even if fusing is predicted not to pay.
-    backend : {"auto", "tir", "triton"}
-        Which families are looked at, as for `candidates`.
-    measured : Measured, optional
-        Times on this device.  In a range in which plans were measured, the fastest of them is
-        taken; whether fusing pays is told by predictions alone.
+    Returns a `Decline` with `Reason.NO_PLAN` if no tile fits the device, and with
+    `Reason.NOT_PROFITABLE` if separate kernels are predicted to be faster in the open range (or for
+    a static size), or by more than `CLOSED_RANGE_LOSS` in a closed one; the open range must win by
+    what predictions of its family may err.
 
-    Returns
-    -------
-    Choice or Decline
-        `Reason.NO_PLAN` if no tile fits the device, `Reason.NOT_PROFITABLE` if separate kernels
-        are predicted to be faster in the open range (or for a static size), or by more than
-        `CLOSED_RANGE_LOSS` in a closed one; the open range must win by what predictions of
-        its family may err.
-
-    Raises
-    ------
-    GraphError
-        If `work` has a size or a name that no kernel can have.
-    TilePlanError
-        If a plan of `plans` does not fit; the message has every violation.
+    `plans`: a user's own.  It is checked, priced and taken, even if fusing is predicted not to pay.
+    `always`: choose plans even if fusing is predicted not to pay.
+    `backend`: which families are looked at, as for `candidates`.
+    `measured`: times on this device.  In a range in which plans were measured, the fastest of them
+    is taken; whether fusing pays is told by predictions alone.
+    Raises `GraphError` if `work` has a size or a name that no kernel can have.  Raises
+    `TilePlanError` if a plan of `plans` does not fit; the message has every violation.
     """
     check_workload(work)
     work = without_zeros(work)

@@ -265,18 +265,10 @@ def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
 
 
 def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
-    """Return what the fused kernel costs at `size`.
+    """Return what the fused kernel costs at `size`; only meaningful without `violations`.
 
-    Parameters
-    ----------
-    size : int or AttentionSize
-        Rows of a matmul workload; batch, query and key positions of an attention, where entries
-        that the workload knows statically are ignored.
-
-    Returns
-    -------
-    Prediction
-        Only meaningful for a plan without `violations`.
+    `size`: rows of a matmul workload; batch, query and key positions of an attention, where entries
+    that the workload knows statically are ignored.
     """
     problem = Problem(work, dev)
     return option_of(plan, problem).price.at(problem.at(size))

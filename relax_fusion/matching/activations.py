@@ -148,12 +148,8 @@ def polynomial(
 ) -> Found | None:
     """Read an expression of at most `depth` operators in one another as a polynomial of `x`.
 
-    ``c * x * (1 + 0.044715 * x * x)`` is ``{1: c, 3: 0.044715 * c}``.
-
-    Returns
-    -------
-    tuple or None
-        The terms that are not zero and the bindings that compute them; None if it is none.
+    ``c * x * (1 + 0.044715 * x * x)`` is ``{1: c, 3: 0.044715 * c}``.  Returns the terms that are
+    not zero and the bindings that compute them; None if it is none.
     """
     if expr.same_as(x):
         return {1: 1.0}, ()

@@ -32,26 +32,11 @@ class _LowRank:
 
 
 def adapted(view: BlockView, lin: Linear, forbidden: set[relax.Var]) -> FusedProjection | None:
-    """Recognise a projection to which an adapter of the same rows is added.
+    """Recognise a projection to which an adapter of the same rows is added; None where none is.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    lin : Linear
-        The projection, whose biases may come before the sum.
-    forbidden : set of relax.Var
-        Results of the same kernel: a step that needs one of them cannot be part of it.
-
-    Returns
-    -------
-    FusedProjection or None
-        With the steps behind the sum.  None where no adapter is added.
-
-    Raises
-    ------
-    Refused
-        If one is that no kernel can take along.
+    `lin`: the projection, whose biases may come before the sum.
+    `forbidden`: results of the same kernel: a step that needs one of them cannot be part of it.
+    Raises `Refused` if an adapter is added that no kernel can take along.
     """
     chain = epilogue(view, lin, forbidden, lambda steps: set(steps) <= {"bias"})
     total, chain = _sum_behind(view, chain)

@@ -60,21 +60,10 @@ def epilogue(
 ) -> FusedProjection:
     """Follow the single-use steps after a projection as far as a kernel can absorb them.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    start : Linear
-        The projection.
-    forbidden : set of relax.Var
-        Results of the same kernel: a step that needs one of them cannot be part of it.
-    accepts : callable, optional
-        Whether a kernel can take these steps; what it cannot is left behind.
+    They end before a step that another kernel has taken: two sums of one addition share it.
 
-    Returns
-    -------
-    FusedProjection
-        Ends before a step that another kernel has taken: two sums of one addition share it.
+    `forbidden`: results of the same kernel: a step that needs one of them cannot be part of it.
+    `accepts`: whether a kernel can take these steps; what it cannot is left behind.
     """
     chain = FusedProjection(
         start,

@@ -261,13 +261,8 @@ def ungrouped(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, tuple[rela
     """Look through reshapes that group the rows of a tensor anew and leave its features alone.
 
     PyTorch's exporter writes them around each matmul: ``[b, s, k]`` becomes ``[b * s, k]``.
-
-    Returns
-    -------
-    relax.Expr
-        The tensor in front of them.
-    tuple of relax.Var
-        The reshapes, `expr` the last; empty if it is none.
+    Returns the tensor in front of them, and the reshapes, `expr` the last; no reshapes if it is
+    none.
     """
     path: tuple[relax.Var, ...] = ()
     while (call := view.call(expr, "relax.reshape")) is not None:

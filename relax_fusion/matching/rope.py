@@ -31,22 +31,12 @@ def with_rope(
 ) -> FusedProjection:
     """Let the kernel of a projection rotate its heads, if the graph does.
 
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    chain : FusedProjection
-        The projection and the steps that its kernel takes along.
-    forbidden : set of relax.Var
-        Results of the same kernel: angles that need one of them cannot be part of it.
-    bounds : mapping of str to int
-        Largest values of symbolic variables.
+    Returns `chain` itself where nothing is rotated; with the reason in `declined` where something
+    is that the kernel cannot rotate.
 
-    Returns
-    -------
-    FusedProjection
-        `chain` itself where nothing is rotated; with the reason in `declined` where something is
-        that the kernel cannot rotate.
+    `chain`: the projection and the steps that its kernel takes along.
+    `forbidden`: results of the same kernel: angles that need one of them cannot be part of it.
+    `bounds`: largest values of symbolic variables.
     """
     shape = shape_of(chain.out)
     n = chain.linear.n

@@ -43,22 +43,13 @@ class Heads:
 def append(qkv: Tensor, cache: Cache, end: End, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """Write keys and values of a merged projection in place.
 
-    Parameters
-    ----------
-    qkv : Tensor
-        ``[batch, seq_len, (query + 2 * kv) * dim]``.
-    cache : Cache
-        Of its rows those of this call's `seq_len` tokens are overwritten.
-    end : End
-        Where these are; never rows behind the last.
-    heads : Heads
-        The head counts.
+    Returns queries ``[batch, seq_len, query, dim]``, a slice that an attention reads where it lies,
+    and the two caches after the update.
 
-    Returns
-    -------
-    tuple[Tensor, Tensor, Tensor]
-        Queries ``[batch, seq_len, query, dim]``, a slice that an attention reads where it lies, and
-        the two caches after the update.
+    `qkv`: ``[batch, seq_len, (query + 2 * kv) * dim]``.
+    `cache`: of its rows those of this call's `seq_len` tokens are overwritten.
+    `end`: where these are; never rows behind the last.
+    `heads`: the head counts.
     """
     batch, seq_len, _ = qkv.shape
     func = kv_append(heads, cache[0].shape[1], qkv.dtype, isinstance(end, Tensor))

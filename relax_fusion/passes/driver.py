@@ -82,19 +82,9 @@ def fuse(mod: ir.IRModule, passes: Sequence[FusingPass], options: FuseOptions) -
 
     rewrite: ``a = op1(x); b = op2(a)`` -> ``b = R.call_tir(kernel, (x,))``
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        A valid module; it is not modified.
-    passes : sequence of FusingPass
-        Who proposes.  Of two proposals that save as much, that of the pass in front is taken.
-    options : FuseOptions
-        Target, plans, bounds and the list for decisions.
-
-    Returns
-    -------
-    tvm.IRModule
-        The module with fused kernels, or `mod` itself if nothing was fused.
+    `mod`: a valid module; it is not modified, and returned itself if nothing was fused.
+    `passes`: who proposes.  Of two proposals that save as much, that of the pass in front is taken.
+    `options`: target, plans, bounds and the list for decisions.
     """
     if not isinstance(options, FuseOptions):
         names = ", ".join(type(one).__name__ for one in passes)

@@ -45,11 +45,8 @@ def decoded(session: Session, ids: np.ndarray, prompt: int) -> tuple[Turn, list[
     The tokens ``[batch, count]`` are given, so that runs can be compared; the first `prompt` of
     them are the prompt.  The session's context is forgotten before.
 
-    Returns
-    -------
-    tuple
-        Seconds of the prompt ("prefill") and of each token after it ("decode"), and the logits
-        after the prompt and after the last token.
+    Returns the seconds of the prompt ("prefill") and of each token after it ("decode"), and the
+    logits after the prompt and after the last token.
     """
     session.reset()
     logits, prefill = timed(lambda: session.prefill(ids[:, :prompt]))

@@ -100,26 +100,12 @@ def compile_graph(
 ) -> Callable[[list[Any]], Any]:
     """Compile a functional graph of ATen operators.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The graph; it is changed.
-    inputs : sequence
-        Its arguments.
-    options : TorchOptions
-        How it is compiled.
+    Returns what takes the arguments as one list, which it empties.
 
-    Returns
-    -------
-    callable
-        Takes the arguments as one list, which it empties.
-
-    Raises
-    ------
-    RelaxFusionError
-        If `options` are strict, and an operator stays in PyTorch.
-    TargetError
-        If the target is for another device than the inputs.
+    `module`: the graph; it is changed.
+    `inputs`: its arguments.
+    Raises `RelaxFusionError` if `options` are strict, and an operator stays in PyTorch.  Raises
+    `TargetError` if the target is for another device than the inputs.
     """
     start = time.perf_counter()
     device = _device_of(inputs)

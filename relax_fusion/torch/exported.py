@@ -100,12 +100,8 @@ def _with_mutations(
 ) -> tuple[list[tuple[int, int]], tuple[tuple[bool, Any], ...]]:
     """Write rows of caches in place.
 
-    Returns
-    -------
-    mutated : list of tuple
-        Which arguments take which other results.
-    results : tuple of tuple
-        Whether each result of the program is a tensor, and what it is if not.
+    Returns which arguments take which other results, and of each result of the program whether it
+    is a tensor, and what it is if not.
     """
     graph = module.graph
     arguments = {node.name: node for node in graph.nodes if node.op == "placeholder"}

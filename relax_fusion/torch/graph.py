@@ -187,28 +187,12 @@ def import_graph(
     is_weight: Callable[[int], bool],
     ranges: Mapping[sympy.Symbol, Any] | None = None,
 ) -> tuple[ir.IRModule, PieceRecord]:
-    """Translate a graph of ATen operators.
+    """Translate a graph of ATen operators; its function is `MAIN`, and returns a tuple.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        Its nodes have their values, fake, as ``meta["val"]``; casts are written out.
-    is_weight : callable
-        Tells whether the argument of that number is the same tensor in every call.
-    ranges : mapping, optional
-        The ranges of symbolic sizes, where they are others than tracing found.
-
-    Returns
-    -------
-    mod : tvm.IRModule
-        Its function is `MAIN`, and returns a tuple.
-    record : PieceRecord
-        How it is called.
-
-    Raises
-    ------
-    Refusal
-        If an operator, a size or a dtype has no form in Relax.
+    `module`: its nodes have their values, fake, as ``meta["val"]``; casts are written out.
+    `is_weight`: tells whether the argument of that number is the same tensor in every call.
+    `ranges`: the ranges of symbolic sizes, where they are others than tracing found.
+    Raises `Refusal` if an operator, a size or a dtype has no form in Relax.
     """
     nodes = list(module.graph.nodes)
     arguments = [node for node in nodes if node.op == "placeholder"]

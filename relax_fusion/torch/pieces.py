@@ -38,33 +38,14 @@ def compile_pieces(
     options: TorchOptions,
     target: Target,
 ) -> tuple[GraphRecord, list[Any]]:
-    """Choose the pieces of a graph, and compile them.
+    """Choose the pieces of a graph, which is not changed, and compile them.
 
     Where a piece cannot be compiled, the operator at fault is looked for, and it and those like it
-    stay in PyTorch; the rest is cut anew.
+    stay in PyTorch; the rest is cut anew.  Returns the pieces with what is left, and their code.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        The graph; it is not changed.
-    device : torch.device
-        Where its tensors are.
-    weights : set of int
-        Which arguments are the same tensors in every call.
-    options, target : TorchOptions, Target
-        How and for what it is compiled.
-
-    Returns
-    -------
-    record : GraphRecord
-        The pieces, and what is left.
-    executables : list
-        Their code.
-
-    Raises
-    ------
-    RelaxFusionError
-        If `options` are strict, and an operator stays in PyTorch.
+    `device`: where its tensors are.
+    `weights`: which arguments are the same tensors in every call.
+    Raises `RelaxFusionError` if `options` are strict, and an operator stays in PyTorch.
     """
     compiler = Compiler(module, weights, options, target)
     refused = refusals(module)

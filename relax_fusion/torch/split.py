@@ -67,25 +67,13 @@ class _Support(OperatorSupportBase):
 def split(
     module: GraphModule, device: torch.device, refused: Mapping[Node, str], least: int
 ) -> tuple[list[tuple[Node, ...]], dict[Node, str]]:
-    """Choose pieces, as few and as large as possible.
+    """Choose pieces of a functional graph of ATen operators, as few and as large as possible.
 
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        A functional graph of ATen operators.
-    device : torch.device
-        Where the tensors of pieces are.
-    refused : mapping
-        Nodes that no piece may take, and why.
-    least : int
-        The fewest operators that a piece has.
+    Returns the operators of each, and why the operators that no piece has are left.
 
-    Returns
-    -------
-    pieces : list of tuple of Node
-        The operators of each.
-    left : dict
-        Why the operators that no piece has are left.
+    `device`: where the tensors of pieces are.
+    `refused`: nodes that no piece may take, and why.
+    `least`: the fewest operators that a piece has.
     """
     support = _Support(device, refused)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)

@@ -106,17 +106,10 @@ class _Adder(relax.PyExprMutator):
 def in_place(func: tirx.PrimFunc, index: int) -> tirx.PrimFunc | None:
     """Return a kernel that stores its result in one of its parameters.
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        Its last parameter is the only result, of which it stores each element once.
-    index : int
-        The number of the other parameter.
+    None where an element is read elsewhere than where it is stored.
 
-    Returns
-    -------
-    tirx.PrimFunc, optional
-        None where an element is read elsewhere than where it is stored.
+    `func`: its last parameter is the only result, of which it stores each element once.
+    `index`: the number of the other parameter.
     """
     read, stored = func.params[index], func.params[-1]
     if not (tirx.is_buffer_var(read) and structural_equal(read.ty, stored.ty)):

@@ -147,17 +147,10 @@ class _Read(relax.PyExprMutator):
 def of_parts(func: tirx.PrimFunc, parts: Mapping[int, tuple[int, int]]) -> tirx.PrimFunc | None:
     """Return a PrimFunc that reads rows of larger tensors as some of its arguments.
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        It stores nothing in these arguments.
-    parts : mapping of int to (int, int)
-        By the number of an argument, the first of its rows, and how many the tensor has.
+    None where an argument is read in another way than by loads and addresses.
 
-    Returns
-    -------
-    tirx.PrimFunc, optional
-        None where an argument is read in another way than by loads and addresses.
+    `func`: it stores nothing in these arguments.
+    `parts`: by the number of an argument, the first of its rows, and how many the tensor has.
     """
     whole: dict[tirx.Var, tuple[tirx.Var, int]] = {}
     for i, (first, rows) in parts.items():

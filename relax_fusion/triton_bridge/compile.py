@@ -39,26 +39,13 @@ Made = CompiledKernel | KernelError
 def compile_kernels(
     sources: Sequence[KernelSource], *, cache: KernelCache | None = None, jobs: int | None = None
 ) -> list[CompiledKernel]:
-    """Compile kernels, several at a time; those in the cache are read from it.
+    """Compile kernels, several at a time, in order; those in the cache are read from it.
 
-    Parameters
-    ----------
-    sources : sequence of KernelSource
-        What to compile; equal ones are compiled once.
-    cache : KernelCache, optional
-        Where compiled kernels are kept; the user's own by default.
-    jobs : int, optional
-        Processes; as many as this one may use cores by default.
-
-    Returns
-    -------
-    list of CompiledKernel
-        In the order of `sources`.
-
-    Raises
-    ------
-    KernelError
-        If a kernel does not compile, needs more than its device has, or ends the compiler.
+    `sources`: what to compile; equal ones are compiled once.
+    `cache`: where compiled kernels are kept; the user's own by default.
+    `jobs`: processes; as many as this one may use cores by default.
+    Raises `KernelError` if a kernel does not compile, needs more than its device has, or ends the
+    compiler.
     """
     made = []
     for kernel in try_kernels(sources, cache=cache, jobs=jobs):

@@ -64,12 +64,7 @@ def compiled(
 ) -> tuple[list[tuple[relax.VMExecutable, dict[TilePlan, str]]], dict[TilePlan, str]]:
     """Compile plans together; where that fails, halves of them, until it is known which fails.
 
-    Returns
-    -------
-    executables : list of (VMExecutable, dict of TilePlan to str)
-        With the names of the functions.
-    failed : dict of TilePlan to str
-        Why others do not compile.
+    Returns executables with the names of their functions, and why other plans do not compile.
     """
     names = {plan: f"run_{number}" for number, plan in enumerate(tables)}
     try:

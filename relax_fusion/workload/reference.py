@@ -82,31 +82,14 @@ def evaluate(
     rounding: Rounding = kept,
     constants: str = "float32",
 ) -> dict[str, Array]:
-    """Compute the outputs of a graph.
+    """Compute the outputs of a graph: arrays of `dtype` by their names.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is computed.
-    inputs : mapping of str to numpy.ndarray or int
-        Arrays of `graph.inputs` by name, of any dtype; scalars as numbers.
-    dtype : {"float64", "float32"}
-        What values and sums are computed in.
-    rounding : callable
-        What a tensor that a statement made becomes: `unrounded`, `kept` (those are rounded that
-        every kernel rounds), `rounded` (each to its own dtype), or another.
-    constants : {"float32", "float64"}
-        What constants are rounded to; kernels have them in float32.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        Arrays of `dtype` by the names of `graph.outputs`.
-
-    Raises
-    ------
-    GraphError
-        If an input is missing or unknown, or its shape is not what the graph says.
+    `inputs`: arrays of `graph.inputs` by name, of any dtype; scalars as numbers.
+    `dtype`: what values and sums are computed in.
+    `rounding`: what a tensor that a statement made becomes: `unrounded`, `kept` (those are rounded
+    that every kernel rounds), `rounded` (each to its own dtype), or another.
+    `constants`: what constants are rounded to; kernels have them in float32.
+    Raises `GraphError` if an input is missing or unknown, or its shape is not what the graph says.
     """
     with np.errstate(all="ignore"):
         run = _Run(graph, inputs, dtype, rounding)

@@ -139,10 +139,7 @@ def scale_groups(sch: s_tir.Schedule, acc: SBlockRV, lanes: int) -> None:
 def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
     """Copy whole vectors: along the last axis where its elements lie side by side, else by squares.
 
-    Returns
-    -------
-    dict of str to int
-        Name and width of the blocks that copy squares, which are left to be transposed.
+    Returns name and width of the blocks that copy squares, which are left to be transposed.
     """
     _, r, *parts, j = sch.get_loops(packed)[-len(sch.get(packed).iter_vars) :]
     if not _reads_along(sch, packed) or not is_moved(sch.get(packed).body.value):

@@ -65,10 +65,7 @@ def _place(
 ) -> list[tuple[SBlockRV, LoopRV]]:
     """Move the stages of a projection under its tiles, and their results into vector registers.
 
-    Returns
-    -------
-    list of (SBlockRV, LoopRV)
-        The sums over fields and over chunks, with the loops that are outside of their starts.
+    Returns the sums over fields and over chunks, with the loops that are outside of their starts.
     """
     (acc, out), (part, lane, scales) = blocks, stages
     i, j, *inner = sch.get_loops(out)

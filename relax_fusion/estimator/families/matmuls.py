@@ -218,23 +218,11 @@ def launch_of(
 
 
 def launches(tile: Tile, rates: Rates, columns: Columns, dev: DeviceSpec, rows: Any) -> Times:
-    """Return what the launches of a workload cost, with that of a norm.
+    """Return what the launches of a workload cost, with that of a norm, from launch to end.
 
-    Parameters
-    ----------
-    tile, rates : Tile, Rates
-        Of one plan, or of many.
-    columns : Columns
-        The weights.
-    dev : DeviceSpec
-        The device.
-    rows : int or array
-        Rows of x; of many sizes an array of shape ``(sizes, 1)``.
-
-    Returns
-    -------
-    Times
-        `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
+    `tile`, `rates`: of one plan, or of many.
+    `rows`: rows of x; of many sizes an array of shape ``(sizes, 1)``, for which the seconds of many
+    plans have the shape ``(sizes, plans)``.
     """
     shape, each = columns
     found = summed([price(launch_of(tile, shape, some, dev, rows), rates, dev) for some in each])

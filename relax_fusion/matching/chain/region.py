@@ -99,10 +99,7 @@ def regions(view: BlockView, first: relax.Var) -> Iterator[Region]:
 def refuse_shared(view: BlockView, first: relax.Var) -> None:
     """Refuse two matmuls if what functions of elements make between them is read elsewhere too.
 
-    Raises
-    ------
-    Refused
-        Names what is read by more than one call, or is a result, and its readers.
+    The `Refused` names what is read by more than one call, or is a result, and its readers.
     """
     shared: relax.Var | None = None
     var: relax.Var | None = first

@@ -240,12 +240,9 @@ REPEATS = 5
 def measure_kernels(subject: Subject, contender: Contender, step: str) -> list[dict[str, Any]]:
     """Time the kernels of one step, and predict those that we made.
 
-    Returns
-    -------
-    list of dict
-        What JSON holds of each: its times, how often a call runs it, the chain that it fuses, the
-        sizes of its matmuls, the tiles that serve them, and what is predicted of one run, on a GPU
-        without the launch, which is not in the times either.
+    Returns what JSON holds of each: its times, how often a call runs it, the chain that it fuses,
+    the sizes of its matmuls, the tiles that serve them, and what is predicted of one run, on a GPU
+    without the launch, which is not in the times either.
     """
     machine = contender.runs.machine
     times = kernel_times(machine, _call(subject, contender, step), subject.device, REPEATS)
