@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Choice, Problem, candidates, choose, violations
-from relax_fusion.estimator.families.triton_experts import ExpertPlan, TritonExperts, tiles_of
+from relax_fusion.estimator.families.triton_experts import (
+    PAIRS,
+    TILES,
+    ExpertPlan,
+    TritonExperts,
+    tiles_of,
+)
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate, Packed
 
@@ -93,3 +99,17 @@ def test_plans_that_do_not_fit_say_why() -> None:
     assert not list(violations(fits, UP, H200))
     choice = choose(summed, H200)
     assert isinstance(choice, Choice) and choice.plans.plan_for(1).family == "expert_tiles"
+
+
+def test_pairs_of_the_same_few_experts_are_sorted_sooner() -> None:
+    """Weights that several pairs read one after the other do not stay in L2."""
+    down = ExpertMatmul(
+        *(8, 8, 2, 14336, 4096, "nk", "bfloat16", "bfloat16"), each=True, share="bfloat16"
+    )
+    many = replace(down, experts=128, chosen=8, k=768, n=2048)
+    across = replace(down, rows=1, experts=32, chosen=4, k=2880, n=2880, layout="kn")
+    for work, family in ((down, TILES), (replace(down, rows=1), PAIRS), (many, PAIRS)):
+        choice = choose(work, H200)
+        assert isinstance(choice, Choice) and choice.plans.plan_for(1).family == family
+    choice = choose(across, H200)  # few programs go through four pairs each
+    assert isinstance(choice, Choice) and choice.plans.plan_for(1).family == TILES

@@ -67,6 +67,10 @@ MAPPED_ROWS = 64
 """Tiles of so many pairs read weights by tensor maps where they can: by pointers they took up to
 1.27 times as long (`2026-11-29-judge_experts.json`).  Lower ones are offered both ways."""
 
+AGAIN = 0.5
+"""Of the weights that "expert_pairs" reads again, for another pair of an expert, so much has left
+L2: 0.3 to 0.6 where they lie along k (`2026-11-29-judge_experts.json`)."""
+
 SORT_S, SORT_PAIR_S = 3e-6, 0.3e-9
 """Sorting pairs takes so many seconds, and for each pair.  Assumed."""
 
@@ -125,7 +129,7 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
                 mapped = replace(fits, tensor_map=1)
                 both = [fits] if any(self.violations(mapped, problem)) else [fits, mapped]
                 for each in both[-1:] if rows >= MAPPED_ROWS else both:
-                    yield Offer(each, first=2)
+                    yield Offer(each, first=1)
 
     def violations(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
         """Yield what kernels ask for, and what a block has not."""
@@ -212,6 +216,7 @@ def _pairs_at(
     parts = ceil_div(work.k, plan.block_k)
     moved = float(sum(work.bytes(rows=rows).values()))
     read = float(rows * work.chosen * work.columns * work.k * width)
+    again = AGAIN * max(0.0, read - work.bytes(rows=rows)["w0"])
     idle = parts * plan.block_k / work.k - 1
     products = plan.block_k * plan.block_n * _halves(work) / foot.threads
     launch = Launch(
@@ -220,7 +225,7 @@ def _pairs_at(
         dev.sm_count,
         steps=parts * added,
         instructions=products + MEETING / (parts * added),
-        dram_bytes=moved * (1 + IDLE_LANES * idle),
+        dram_bytes=(moved + again) * (1 + IDLE_LANES * idle),
         l2_bytes=read,
     )
     return _whole(launch, RATES["gemv"], dev, work, rows)
