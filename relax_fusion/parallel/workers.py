@@ -25,9 +25,6 @@ from .worker import Answer, Seat, Worker, seat_threads
 MOST_WORKERS = 64
 """More than any machine has GPUs: a typing error would fill it with processes."""
 
-MOST_GPUS, MOST_ONE_SHOT = 8, 1 << 24
-"""Of workers and bytes of a one-shot all-reduce."""
-
 GRACE_S = 5.0
 """Where a worker says that it lost another one, that one's own words are waited for so long."""
 
@@ -80,9 +77,9 @@ class Workers:
     kind : str
         ``"processes"``, or ``"threads"`` of this process, on CPUs only: they start at once, and
         cannot be ended while they compute.
-    one_shot_bytes : int
-        All-reduces of 16-bit floats of up to so many bytes are one kernel that writes to all GPUs
-        of the machine, and not NCCL's; 0: none is.
+    own_all_reduce : bool
+        All-reduces of 16-bit floats are kernels of this library, and not NCCL's, where up to 8 GPUs
+        are connected by NVLink.
 
     Raises
     ------
@@ -104,10 +101,9 @@ class Workers:
         *,
         device: Literal["cpu", "cuda"] = "cpu",
         kind: Literal["processes", "threads"] = "processes",
-        one_shot_bytes: int = 0,
+        own_all_reduce: bool = False,
     ) -> None:
         self.count, self.device = _checked(count, device, kind), device
-        few = _checked_bytes(one_shot_bytes, self.count, device)
         library = None
         if device == "cuda":
             from .nccl import find_libraries, nccl_library
@@ -138,20 +134,21 @@ class Workers:
                     for connection in (seat.control, *seat.links.connections):
                         connection.close()
             if library is not None:
-                self._connect(str(library), few)
+                self._connect(str(library), own_all_reduce)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, library: str, few: int) -> None:
-        """Have GPUs find one another, and share memory for all-reduces of few bytes."""
+    def _connect(self, library: str, own_all_reduce: bool) -> None:
+        """Have GPUs find one another, and share memory for all-reduces."""
+        from .all_reduce import MOST_WORKERS, share, use
         from .nccl import connect, unique_id
 
         self.call(connect, self.call(unique_id, library)[0])
-        if few:
-            from .one_shot import share, use
-
-            self.call(use, self.call(share, few), few)
+        if own_all_reduce and 1 < self.count <= MOST_WORKERS:
+            handles = self.call(share)
+            if all(handles):
+                self.call(use, handles)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on all workers; return what it returned, in order of their numbers.
@@ -263,22 +260,6 @@ def _checked(count: Any, device: Any, kind: Any) -> int:
     if (device, kind) == ("cuda", "threads"):
         raise WorkerError('kind is "threads"; workers with GPUs must be processes', -1)
     return count
-
-
-def _checked_bytes(value: Any, count: int, device: str) -> int:
-    """Return how many bytes the memory for one-shot all-reduces has; 0 for none."""
-    value = plain(value)
-    if type(value) is not int or not 0 <= value <= MOST_ONE_SHOT:
-        raise WorkerError(
-            f"one_shot_bytes is {shown(value)}; must be from 0 to {MOST_ONE_SHOT}", -1
-        )
-    if value and (device != "cuda" or count > MOST_GPUS):
-        raise WorkerError(
-            f"one_shot_bytes is {value}; it is for up to {MOST_GPUS} workers with GPUs, and there "
-            f"are {count} on {device}",
-            -1,
-        )
-    return -(-value // 16) * 16
 
 
 def _started(seat: Seat) -> subprocess.Popen[bytes]:

@@ -81,9 +81,9 @@ def built(library: Library) -> Path:
 
 
 @contextmanager
-def started(count: int, device: str, limit: float, few: int = 0) -> Iterator[Workers]:
+def started(count: int, device: str, limit: float, own: bool = False) -> Iterator[Workers]:
     """Have workers, which are ended after some seconds whatever they do."""
-    with Workers(count, device=device, one_shot_bytes=few) as workers:  # type: ignore[arg-type]
+    with Workers(count, device=device, own_all_reduce=own) as workers:  # type: ignore[arg-type]
         late = threading.Event()
 
         def end() -> None:

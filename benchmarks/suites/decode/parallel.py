@@ -2,14 +2,14 @@
 
     python -m benchmarks run parallel [--workers 2] [--cases decode prefill] [--batch 1]
 
-One run on a machine with as many NVIDIA GPUs.  The model is a LLaMA with random weights that all
-contenders draw alike, float16, on the GPUs.  ``one GPU`` and ``ours`` are what users call, a token
-with a full context, or a prompt; ``no graph`` launches what a token takes one by one, ``one shot``
-has all-reduces of few bytes in kernels of ours.  PyTorch's
-step has weights cut as ours, NCCL by `torch.distributed`, and is a CUDA graph on each worker:
-``torch`` of its operators, and ``torch.compile`` of its compiled layers.  The floor is the bytes of
-a GPU at the bandwidth of a copy, or its operations, and two all-reduces a layer as a graph of
-all-reduces takes them.  Logits are compared with PyTorch's in float32 on the same workers.
+One run on a machine with as many NVIDIA GPUs. The model is a LLaMA with random weights that all
+contenders draw alike, float16, on the GPUs. ``one GPU`` and ``ours`` are what users call, a token
+with a full context, or a prompt; ``no graph`` launches what a token takes one by one, ``own sums``
+has all-reduces by kernels of ours. PyTorch's step has weights cut as ours, NCCL by
+`torch.distributed`, and is a CUDA graph on each worker: ``torch`` of its operators, and
+``torch.compile`` of its compiled layers. The floor is the bytes of a GPU at the bandwidth of a
+copy, or its operations, and two all-reduces a layer as a graph of all-reduces takes them. Logits
+are compared with PyTorch's in float32 on the same workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.targets import floor_us
 from relax_fusion import models
 from relax_fusion.models import LlamaConfig
 
-OURS, TORCH = ("one GPU", "ours", "no graph", "one shot"), ("torch", "torch.compile")
+OURS, TORCH = ("one GPU", "ours", "no graph", "own sums"), ("torch", "torch.compile")
 LEAST = {
     ("decode", 1, 2): 1.6,
     ("decode", 8, 2): 1.65,
@@ -46,8 +46,6 @@ LEAST = {
 
 LEAST_TORCH = 1.2
 """The same against the best of PyTorch, for a token of one sequence."""
-
-ONE_SHOT_BYTES = 1 << 18
 
 DEVICE = "cuda"
 
@@ -117,7 +115,7 @@ class Parallel(Steps):
 
     def absent(self, item: str) -> Sequence[str]:
         left = ("torch.compile",) if self.args.no_compile else ()
-        return left if item == "decode" else (*left, "no graph", "one shot")
+        return left if item == "decode" else (*left, "no graph")
 
     @cached_property
     def _own(self) -> Any:
@@ -138,7 +136,7 @@ class Parallel(Steps):
             self.library(item, name)
             for item in items
             for name in self.asked(item)
-            if name in OURS and name != "one shot"
+            if name in OURS and name != "own sums"
         ]
         building.fill_cache(built, [library for library in needed if not library.path.exists()])
 
@@ -173,10 +171,9 @@ class Parallel(Steps):
         """Time ours on one worker or on all; return the logits."""
         from benchmarks.suites.decode import shard
 
-        library = self.library(item, "ours" if name == "one shot" else name)
-        few = ONE_SHOT_BYTES if name == "one shot" else 0
+        library = self.library(item, "ours" if name == "own sums" else name)
         path, job = built(library), self.job(library)
-        with started(library.shards, DEVICE, self.args.limit, few) as workers:
+        with started(library.shards, DEVICE, self.args.limit, name == "own sums") as workers:
             return self.noted(workers.call(shard.ours, job, str(path)), name, found)
 
     def of_torch(self, item: str, names: Sequence[str], found: Entry) -> dict[str, Any]:

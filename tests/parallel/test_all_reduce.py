@@ -1,0 +1,481 @@
+"""All-reduces of ours: their kernels by threads in the place of GPUs, and what they take."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16")
+import numpy as np
+import pytest
+
+from relax_fusion.launch.nvrtc import find_nvrtc
+from relax_fusion.parallel import Worker, all_reduce
+from relax_fusion.parallel.all_reduce import ONE_SHOT, TWO_SHOT, Kernel
+from relax_fusion.parallel.collectives import reduced
+
+EMULATOR = r"""
+#include <setjmp.h>
+#include <string.h>
+#include <unistd.h>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+#define EMULATED
+#define FUNCTION inline
+#define __global__
+#define __grid_constant__
+struct Dim { unsigned x; };
+static thread_local Dim blockIdx, threadIdx;
+static thread_local Dim blockDim, gridDim;
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+static void wait_for_those_in_front() {}
+static void __threadfence() {}
+extern "C" { volatile int stop = 0; }
+
+static thread_local unsigned long long drawn;
+static unsigned random_number() {
+  drawn = drawn * 6364136223846793005ull + 1442695040888963407ull;
+  return drawn >> 33;
+}
+static thread_local bool slow;  /* a worker that the others are ahead of */
+static void linger() {
+  if (slow && random_number() % 61 == 0) usleep(10);
+}
+static thread_local jmp_buf end;
+static void wait() {
+  if (stop) longjmp(end, 1);
+  std::this_thread::yield();
+}
+
+/* Half a vector that is on its way: these come in any order, and late. */
+struct Half { unsigned long long *at, value; };
+struct Block {
+  std::mutex lock;
+  std::vector<Half> written;  /* before the last barrier */
+  std::atomic<unsigned> arrived{0}, left{0};
+};
+static thread_local Block* block_of_this;
+static thread_local std::vector<Half> under_way;
+static void come(std::vector<Half>& halves, size_t left = 0) {
+  while (halves.size() > left) {
+    std::swap(halves[random_number() % halves.size()], halves.back());
+    const Half half = halves.back();
+    halves.pop_back();
+    __atomic_store_n(half.at, half.value, __ATOMIC_RELEASE);
+    linger();
+  }
+}
+static void push(uint4* at, uint4 v) {
+  unsigned long long halves[2];
+  memcpy(halves, &v, 16);
+  for (int i = 0; i < 2; ++i) under_way.push_back({(unsigned long long*)at + i, halves[i]});
+  if (random_number() % 4 == 0) come(under_way, random_number() % 16);
+}
+static uint4 pushed(const uint4* at) {
+  wait();
+  if (!under_way.empty()) come(under_way, under_way.size() - random_number() % 2);
+  linger();
+  unsigned long long halves[2];
+  uint4 v;
+  for (int i = 0; i < 2; ++i)
+    halves[i] = __atomic_load_n((unsigned long long*)at + i, __ATOMIC_ACQUIRE);
+  memcpy(&v, halves, 16);
+  return v;
+}
+static void __syncthreads() {
+  Block& block = *block_of_this;
+  {
+    std::lock_guard<std::mutex> held(block.lock);
+    block.written.insert(block.written.end(), under_way.begin(), under_way.end());
+  }
+  under_way.clear();
+  const unsigned turn = block.arrived++ / blockDim.x;
+  while (block.arrived < (turn + 1) * blockDim.x) wait();
+  linger();
+}
+static void raise(unsigned* flag, unsigned call) {
+  come(under_way);
+  {
+    std::lock_guard<std::mutex> held(block_of_this->lock);
+    come(block_of_this->written);
+  }
+  __atomic_store_n(flag, call, __ATOMIC_RELEASE);
+}
+static bool is_raised(const unsigned* flag, unsigned call) {
+  wait();
+  linger();
+  return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == call;
+}
+static float number(unsigned bits) {
+#ifdef BFLOAT16
+  unsigned wide = bits << 16;
+  float value;
+  memcpy(&value, &wide, 4);
+  return value;
+#else
+  unsigned short narrow = bits;
+  _Float16 value;
+  memcpy(&value, &narrow, 2);
+  return value;
+#endif
+}
+static unsigned bits_of(float value) {
+#ifdef BFLOAT16
+  unsigned wide;
+  memcpy(&wide, &value, 4);
+  return (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+#else
+  _Float16 narrow = value;
+  unsigned short bits;
+  memcpy(&bits, &narrow, 2);
+  return bits;
+#endif
+}
+"""
+"""What the kernels call, by threads of a CPU: what is written comes late, and in any order."""
+
+RUN = r"""
+struct Launch {
+  const void* send;
+  void* received;
+  const Workers* workers;
+  int rank, count;
+  long long units, most;
+  bool is_two_shot;
+  int blocks, threads, at_once;
+};
+static void run_thread(const Launch* told, Block* block, unsigned index, unsigned thread) {
+  blockIdx.x = index, threadIdx.x = thread;
+  blockDim.x = told->threads, gridDim.x = told->blocks;
+  block_of_this = block;
+  slow = told->rank == 0;
+  drawn = (told->rank * 1000003ull + index) * 1000003 + thread + told->units;
+  under_way.clear();
+  if (setjmp(end)) return;
+  if (told->is_two_shot)
+    two_shot_all_reduce((const uint4*)told->send, (uint4*)told->received, *told->workers,
+                        told->rank, told->count, told->units, told->most);
+  else
+    one_shot_all_reduce((const uint2*)told->send, (uint2*)told->received, *told->workers,
+                        told->rank, told->count, told->units, told->most);
+  come(under_way);
+}
+/* Some blocks run at once; one begins, in their order, where another has ended. */
+extern "C" void run(const Launch* told) {
+  std::atomic<int> next{0};
+  auto blocks = [&] {
+    for (int index; (index = next++) < told->blocks;) {
+      Block block;
+      std::vector<std::thread> threads;
+      for (int thread = 1; thread < told->threads; ++thread)
+        threads.emplace_back(run_thread, told, &block, index, thread);
+      run_thread(told, &block, index, 0);
+      for (auto& thread : threads) thread.join();
+      come(block.written);
+    }
+  };
+  std::vector<std::thread> places;
+  for (int i = 1; i < told->at_once; ++i) places.emplace_back(blocks);
+  blocks();
+  for (auto& place : places) place.join();
+}
+"""
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        *(("send", ctypes.c_void_p), ("received", ctypes.c_void_p), ("places", ctypes.c_void_p)),
+        *(("rank", ctypes.c_int), ("count", ctypes.c_int)),
+        *(("units", ctypes.c_longlong), ("most", ctypes.c_longlong), ("two", ctypes.c_bool)),
+        *(("blocks", ctypes.c_int), ("threads", ctypes.c_int), ("at_once", ctypes.c_int)),
+    ]
+
+
+def emulated(dtype: str, folder: Path, text: str | None = None) -> ctypes.CDLL:
+    """Compile the kernels for a CPU."""
+    file, library = folder / "kernel.cc", folder / "kernel.so"
+    source = all_reduce.source(dtype) if text is None else text
+    defined = "#define BFLOAT16\n" if dtype == "bfloat16" else ""
+    file.write_text(defined + EMULATOR + source.replace("#define BFLOAT16 1\n", "") + RUN + DRIVER)
+    command = ["g++", "-O1", "-shared", "-fPIC", "-pthread", "-o", str(library), str(file)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a kernel runs: blocks of threads, of which some run at once."""
+
+    blocks: int = 1
+    threads: int = 1
+    at_once: int = 1
+
+
+def all_workers(
+    library: ctypes.CDLL,
+    kernel: Kernel,
+    grid: Grid,
+    sent: list[list[np.ndarray]],
+    seconds: float = 120,
+) -> list[list[np.ndarray]]:
+    """Return what each worker receives in each of its calls, which it makes as fast as it can."""
+    count = len(sent)
+    size = sum(all_reduce.sizes(count).values())
+    memory = [np.zeros(size + 16, "uint8") for _ in range(count)]
+    places = all_reduce.places([-(-each.ctypes.data // 16) * 16 for each in memory])[kernel]
+    most = all_reduce.few(count) if kernel == ONE_SHOT else all_reduce.MOST
+    received = [[np.zeros_like(array) for array in calls] for calls in sent]
+
+    def worker(rank: int) -> None:
+        for array, out in zip(sent[rank], received[rank], strict=True):
+            units = (n // kernel.unit for n in (array.nbytes, most))
+            pointers = array.ctypes.data, out.ctypes.data, ctypes.addressof(places)
+            two = kernel == TWO_SHOT
+            how = grid.blocks, grid.threads, grid.at_once
+            library.run(ctypes.byref(Launch(*pointers, rank, count, *units, two, *how)))
+
+    threads = [Thread(target=worker, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        ctypes.c_int.in_dll(library, "stop").value = 1
+        for thread in threads:
+            thread.join()
+        pytest.fail("a worker waits for ever")
+    return received
+
+
+def drawn(count: int, dtype: str, sizes: list[int]) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(count)
+    return [[rng.standard_normal(n, "float32").astype(dtype) for n in sizes] for _ in range(count)]
+
+
+DRIVER = r"""
+#include <stdlib.h>
+struct Handle { char reserved[64]; };
+extern "C" {
+int linked = 1;
+int cudaDeviceGetP2PAttribute(int* found, int what, int from, int to) {
+  *found = linked;
+  return what != 3 || from == to;
+}
+int cudaSetDevice(int device) { return device != 0 && device != 1; }
+int cudaMalloc(void** place, size_t size) { return !(*place = aligned_alloc(4096, size)); }
+int cudaMemset(void* place, int value, size_t size) { return !memset(place, value, size); }
+int cudaDeviceSynchronize() { return 0; }
+int cudaIpcGetMemHandle(Handle* handle, void* place) { return !memcpy(handle, &place, 8); }
+int cudaIpcOpenMemHandle(void** place, Handle handle, unsigned flags) {
+  memcpy(place, &handle, 8);
+  return flags != 1;
+}
+int cuModuleLoadData(void** module, const char* image) { return strncmp(image + 1, "ELF", 3); }
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  *function = name[0] == 'o' ? (void*)&one_shot_all_reduce : (void*)&two_shot_all_reduce;
+  return strcmp(name + 3, "_shot_all_reduce");
+}
+struct Attribute { int id, padding, value; char rest[60]; };
+struct Config {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  Attribute* attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const Config* config, void* function, void** args, void** extra) {
+  const bool two = function == (void*)&two_shot_all_reduce;
+  if (config->grid[0] != (two ? 96 : 32) || config->block[0] != (two ? 512 : 256) || extra ||
+      config->grid[1] != 1 || config->block[2] != 1 || config->shared || config->stream ||
+      config->count != 1 || config->attributes->id != 6 || config->attributes->value != 1)
+    return 1;
+  const Launch told = {*(const void**)args[0], *(void**)args[1], (Workers*)args[2],
+                       *(int*)args[3], *(int*)args[4], *(long long*)args[5], *(long long*)args[6],
+                       two, (int)config->grid[0], 1, 1};
+  run(&told);
+  return 0;
+}
+}
+"""
+"""What of CUDA is called, where a kernel runs when it is launched, on the host."""
+
+SIZES = {
+    ONE_SHOT: [8, 4096, 8 * 33, 4096, 8192, 8] * 5,
+    TWO_SHOT: [1000, 8, 4096, 4104, 8192, 3992, 504] * 4,
+}
+"""Elements of calls: of one vector, of all blocks or some, and more than one chunk of each."""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have little memory, and many small chunks."""
+    for name, value in (("FEW", 1 << 17), ("MOST", 1 << 14), ("CHUNK", 16), ("EACH", 2)):
+        monkeypatch.setattr(all_reduce, name, value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "count", "dtype", "grid"),
+    [
+        (ONE_SHOT, 2, "float16", Grid(32)),
+        (ONE_SHOT, 3, "bfloat16", Grid()),
+        (ONE_SHOT, 8, "float16", Grid()),
+        (ONE_SHOT, 2, "float16", Grid(3, 2, 3)),
+        (TWO_SHOT, 2, "float16", Grid(96)),
+        (TWO_SHOT, 2, "float16", Grid(6, 3, 6)),
+        (TWO_SHOT, 2, "bfloat16", Grid(9, 2, 2)),
+        (TWO_SHOT, 3, "bfloat16", Grid(3)),
+        (TWO_SHOT, 4, "float16", Grid(6, 1, 3)),
+        (TWO_SHOT, 8, "float16", Grid(3)),
+    ],
+    ids=lambda value: value.name[:3] if isinstance(value, Kernel) else None,
+)
+def test_all_workers_have_the_same_sum(
+    kernel: Kernel, count: int, dtype: str, grid: Grid, tmp_path: Path
+) -> None:
+    calls = [n for n in SIZES[kernel] if kernel == ONE_SHOT or n >= 8 * count * count]
+    sent = drawn(count, dtype, calls)
+    received = all_workers(emulated(dtype, tmp_path), kernel, grid, sent)
+    for call in range(len(calls)):
+        expected = reduced([arrays[call] for arrays in sent], 0)
+        for rank in range(count):
+            found = received[rank][call]
+            np.testing.assert_array_equal(found.view("uint16"), expected.view("uint16"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "grid", "broken", "by"),
+    [
+        (ONE_SHOT, Grid(), "(call & 1) * count", "0 * count"),
+        (ONE_SHOT, Grid(), "come.y != call || come.w != call", "0"),
+        (ONE_SHOT, Grid(), "|| come.w != call", ""),
+        (ONE_SHOT, Grid(), "come.y != call ||", ""),
+        (TWO_SHOT, Grid(6, 2, 6), "what * (count - 1)", "0"),
+        (TWO_SHOT, Grid(6, 2, 6), "all.await(NUMBERS, n);", ""),
+        (TWO_SHOT, Grid(6, 2, 6), "all.await(SUMS, n);", "{}"),
+        (TWO_SHOT, Grid(6, 2, 6), "const {\n    __syncthreads();", "const {"),
+        (TWO_SHOT, Grid(6, 2, 6), "}\n    __syncthreads();\n  }", "}\n  }"),
+        (TWO_SHOT, Grid(3), "all.tell(NUMBERS, n);", "{}"),
+        (TWO_SHOT, Grid(3), "role == 1", "role == 2"),
+    ],
+)
+def test_what_it_waits_for_is_needed(
+    kernel: Kernel, grid: Grid, broken: str, by: str, tmp_path: Path
+) -> None:
+    text = all_reduce.source("float16")
+    assert broken in text
+    sent = drawn(3, "float16", [1 << 12] * 40)
+    library = emulated("float16", tmp_path, text.replace(broken, by))
+    sums = [reduced([calls[call] for calls in sent], 0) for call in range(40)]
+    with pytest.raises((pytest.fail.Exception, AssertionError)):
+        for calls in all_workers(library, kernel, grid, sent, seconds=6):
+            np.testing.assert_array_equal(calls, sums)
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="there is no NVRTC")
+@pytest.mark.parametrize("dtype", all_reduce.DTYPES)
+def test_it_compiles(dtype: str) -> None:
+    found = find_nvrtc()
+    assert found is not None
+    for arch in ("sm_80", "sm_90"):
+        cubin, _ = found.compile("all_reduce", all_reduce.source(dtype), arch)
+        assert all(kernel.name.encode() in cubin for kernel in (ONE_SHOT, TWO_SHOT))
+
+
+class Sent:
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.array = np.ones(shape, dtype)
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+    library = emulated("float16", tmp_path)
+    for name in ("_runtime", "_driver"):
+        monkeypatch.setattr(all_reduce, name, lambda: library)
+    yield library
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="there is no NVRTC")
+def test_what_cuda_is_told(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers share their memories, load the kernels and launch them, on the host.
+
+    What is sent takes four calls of the two-shot kernel, and one of the other.
+    """
+    workers = [Worker(rank, 2, "cuda") for rank in range(2)]
+    handles = [all_reduce.share(worker) for worker in workers]
+    kernels = {dtype: all_reduce.loaded(dtype, "sm_90") for dtype in all_reduce.DTYPES}
+    monkeypatch.setattr(all_reduce, "FEW", 32)
+    size = 4 * all_reduce.MOST + 24
+    pairs = [(Sent((1, size // 2), "float16"), Sent((1, size // 2), "float16")) for _ in workers]
+    launched: list[tuple[str, int]] = []
+
+    def reduce_on(worker: Worker) -> None:
+        sent, received = pairs[worker.rank]
+        sent.array[:] = np.arange(size // 2) % 512 * (worker.rank + 1)
+        places = all_reduce.opened(worker, handles)
+        launcher = all_reduce.Launcher(worker, places, kernels, True)
+
+        def launch(kernel: Kernel, *given: Any) -> None:
+            launched.append((kernel.name[:3], given[-1]))
+            launcher(kernel, *given)
+
+        all_reduce.reducing(launch, lambda *_: None, 2)(sent, 0, True, received)
+
+    threads = [Thread(target=reduce_on, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all((pair[1].array == np.arange(size // 2) % 512 * 3).all() for pair in pairs)
+    assert sorted(launched) == [("one", 24)] * 2 + [("two", all_reduce.MOST)] * 8
+    with pytest.raises(RuntimeError, match="cudaSetDevice failed with the CUDA error 1"):
+        all_reduce.share(Worker(2, 3, "cuda"))
+
+
+def test_gpus_without_nvlink_are_left_to_nccl(driver: ctypes.CDLL) -> None:
+    assert all_reduce.share(Worker(0, 2, "cuda"))
+    ctypes.c_int.in_dll(driver, "linked").value = 0
+    assert not all_reduce.share(Worker(0, 2, "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "taken"),
+    [
+        (Sent((1, 8, 64), "float16"), 0, ["one 1024 at 0"]),
+        (Sent((1, 8, 64), "bfloat16"), 0, ["one 1024 at 0"]),
+        (Sent((1, 8, 64), "float32"), 0, []),
+        (Sent((1, 8, 64), "float16"), 4, []),
+        (Sent((1, 9, 64), "float16"), 0, ["two 1152 at 0"]),
+        (Sent((1, 580), "float16"), 0, ["two 1152 at 0", "one 8 at 1152"]),
+        (Sent((17, 512), "float16"), 0, ["two 16384 at 0", "one 1024 at 16384"]),
+        (Sent((1, 6), "float16"), 0, []),
+        (Sent((0, 8), "float16"), 0, []),
+    ],
+    ids=["float16", "bfloat16", "float32", "mean", "many", "odd", "parts", "no pairs", "empty"],
+)
+def test_what_is_left_to_nccl(
+    sent: Sent, kind: int, taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_reduce, "FEW", 1024)
+    calls: list[str] = []
+
+    def launch(kernel: Kernel, _send: Any, _received: Any, at: int, size: int) -> None:
+        calls.append(f"{kernel.name[:3]} {size} at {at}")
+
+    def nccl(*_: Any) -> None:
+        calls.append("nccl")
+
+    all_reduce.reducing(launch, nccl, 2)(sent, kind, True, None)
+    assert calls == (taken or ["nccl"])
