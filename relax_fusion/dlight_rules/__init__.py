@@ -7,6 +7,7 @@ from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmu
 from .host_code import SingleThreadRule
 from .joined import JoinedRule
 from .norms import NormRule, RowSumRule
+from .numbers import NumbersRule
 from .reductions import ReductionRule, WindowRule
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "GenericMatmulRule",
     "JoinedRule",
     "NormRule",
+    "NumbersRule",
     "ReductionRule",
     "RowSumRule",
     "ScalarMatmulRule",

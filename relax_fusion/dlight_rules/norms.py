@@ -245,7 +245,7 @@ def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
     for block in blocks:
         lanes = _vector_lanes(sch, block, dev)
         if block.reduces and partial[block.rv] is not None:
-            _vectorise_partial_sums(sch, partial[block.rv], row)
+            verbs.accumulate_lanes(sch, partial[block.rv], row)
         elif not block.reduces and block.columns != 1 and not _fills(sch, block):
             verbs.vectorise_inner(sch, sch.fuse(*verbs.loops_below(sch, block.rv, row)), lanes)
     return None
@@ -273,14 +273,3 @@ def _vector_lanes(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> int:
 def _partial_sums(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> SBlockRV | None:
     lanes = _vector_lanes(sch, block, dev)
     return verbs.split_lanes(sch, block.rv, lanes) if lanes > 1 else None
-
-
-def _vectorise_partial_sums(sch: s_tir.Schedule, partial: SBlockRV, row: LoopRV) -> None:
-    """Keep the partial sums of a row in a vector register."""
-    # A moved block has its loops in the order of its block variables: lanes first.
-    lane, *rest = verbs.loops_below(sch, partial, row)
-    sch.reorder(*rest, lane)
-    for index in range(len(sch.get(partial).writes)):
-        sch.set_scope(partial, index, "local")
-    sch.vectorize(lane)
-    sch.decompose_reduction(partial, rest[0])

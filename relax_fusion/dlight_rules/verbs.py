@@ -108,6 +108,20 @@ def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     return sch.rfactor(lane, last)
 
 
+def accumulate_lanes(sch: s_tir.Schedule, partial: SBlockRV, outer: LoopRV) -> None:
+    """Keep the partial sums of lanes, moved into a loop, in a vector register.
+
+    rewrite: ``for l in lanes: for k: part[l] += f(k, l)`` ->
+    ``vector l: part[l] = 0``, ``for k: vector l: part[l] += f(k, l)``
+    """
+    lane, *rest = loops_below(sch, partial, outer)  # in the order of its block variables
+    sch.reorder(*rest, lane)
+    for index in range(len(sch.get(partial).writes)):
+        sch.set_scope(partial, index, "local")
+    sch.vectorize(lane)
+    sch.decompose_reduction(partial, rest[0])
+
+
 def unroll_all(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> None:
     """Unroll every given loop.
 

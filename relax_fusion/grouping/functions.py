@@ -47,24 +47,33 @@ def _arguments(parts: Sequence[relax.VarBinding]) -> list[relax.Expr]:
     return found
 
 
-def group_function(builder: relax.BlockBuilder, parts: Sequence[relax.VarBinding]) -> relax.Call:
-    """Add a function that computes `parts`, of which the last is its result, and return its call.
+def group_function(
+    builder: relax.BlockBuilder, parts: Sequence[relax.VarBinding], results: Sequence[relax.Var]
+) -> list[relax.VarBinding]:
+    """Add a function that computes `parts`, and return what binds its results to its call.
 
-    What does not occur among them, or is no number, is a parameter.
+    What does not occur among the parts, or is no number, is a parameter.
     """
-    made = _Function(parts)
+    made = _Function(parts, results)
     function = made.function()
     gvar = builder.add_func(function, made.name)
     call = relax.Call(gvar, made.arguments)
-    _update_type(call, parts[-1].var.ty)  # TVM would forget sizes that are numbers
-    return builder.normalize(call)
+    types = [var.ty for var in results]
+    _update_type(call, types[0] if len(types) == 1 else ir.TupleType(types))  # else sizes are lost
+    call = builder.normalize(call)
+    if len(results) == 1:
+        return [relax.VarBinding(results[0], call)]
+    every = relax.DataflowVar(made.name, call.ty)
+    items = (builder.normalize(relax.TupleGetItem(every, i)) for i in range(len(results)))
+    bound = map(relax.VarBinding, results, items)
+    return [relax.VarBinding(every, call), *bound]
 
 
 class _Function:
     """Writes the function of a group."""
 
-    def __init__(self, parts: Sequence[relax.VarBinding]):
-        self.parts = parts
+    def __init__(self, parts: Sequence[relax.VarBinding], results: Sequence[relax.Var]):
+        self.parts, self.results = parts, [hash(var) for var in results]
         self.params: list[relax.Var] = []
         self.arguments: list[relax.Expr] = []
         self.known: dict[Identity, relax.Expr] = {}
@@ -73,9 +82,10 @@ class _Function:
 
     def function(self) -> relax.Function:
         """Return the function; its sizes are parameters where no tensor has them."""
-        bindings = [self._binding(b, b is self.parts[-1]) for b in self.parts]
+        bindings = [self._binding(b, hash(b.var) in self.results) for b in self.parts]
         block = relax.DataflowBlock(bindings)
-        body = relax.SeqExpr([block], bindings[-1].var)
+        made = [self.known[var] for var in self.results]
+        body = relax.SeqExpr([block], made[0] if len(made) == 1 else relax.Tuple(made))
         func = self._primitive(body)
         free = relax.analysis.free_symbolic_vars(func)
         if sizes := [size for size in free if hash(size) not in self.known]:
@@ -88,7 +98,7 @@ class _Function:
         attrs = ir.make_node("ir.DictAttrs", Primitive=True)
         return relax.Function(self.params, body, body.body.ty, True, attrs)
 
-    def _binding(self, binding: relax.VarBinding, is_last: bool) -> relax.VarBinding:
+    def _binding(self, binding: relax.VarBinding, is_result: bool) -> relax.VarBinding:
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
             made: relax.Expr = relax.TupleGetItem(self._inside(value.tuple_value), value.index)
@@ -96,8 +106,8 @@ class _Function:
             args = relax.Tuple([self._inside(a) for a in items_of(value.args[1].fields)])
             made = relax.Call(value.op, [value.args[0], args], value.attrs, value.ty_args)
         made = relax.BlockBuilder().normalize(made)
-        kind = relax.Var if is_last else relax.DataflowVar
-        var = kind("gv" if is_last else binding.var.name, binding.var.ty)
+        kind = relax.Var if is_result else relax.DataflowVar
+        var = kind("gv" if is_result else binding.var.name, binding.var.ty)
         self.known[hash(binding.var)] = var
         return relax.VarBinding(var, made)
 

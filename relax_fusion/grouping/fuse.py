@@ -9,18 +9,20 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from ..hardware.target import device_of
+from ..hardware.target import device_of, is_cpu
 from ..inventory.record_graph import width_of
 from ..matching.bindings import items_of
 from ..matching.effects import free_vars
 from ..matching.pattern import is_call
 from ..matching.shapes import has_computed_sizes
+from ..matching.stages import read_stages
 from ..report.decision import Joining
 from ..transforms.modules import OPAQUE, functions_of, is_narrow, with_functions
 from ..tvm_ir import structural_map
 from .functions import fits, group_function
 from .mapping import Edge, Kind, Operator, elements, operator_of
-from .plan import Group, Node, Plan
+from .numbers import Meeting, Meetings
+from .plan import MOST_MEMBERS, Group, Node, Plan
 
 _ITEM = Operator(Kind.ONE_TO_ONE, (Edge(Kind.ONE_TO_ONE, 1.0, 1, False),), 0.0, False)
 """What takes an item of a tuple."""
@@ -97,43 +99,66 @@ class _Rewriter:
             device_of(target),
             lambda members: fits([bindings[n.index] for n in members], most),
         )
-        joined = {}
-        for group in plan.groups:
-            members = sorted(_computed(group), key=lambda n: n.index)
-            if sum(n.operator is not _ITEM for n in members) > 1:
-                joined[group.sink.index] = members
+        computed = {group: _computed(group) for group in plan.groups}
+        found = self._meetings(bindings, computed) if is_cpu(target) else {}
+        alone = [g for g, ns in computed.items() if g not in found and _calls(ns) > 1]
+        joined = [Meeting(computed[g], [g.sink], (g.sink.index, 0)) for g in alone]
+        joined += {meeting.place: meeting for meeting in found.values()}.values()
         self._tell(plan, joined)
-        inside = {n.index for members in joined.values() for n in members}
-        made = []
-        for index, binding in enumerate(bindings):
-            if index in joined:
-                parts = [bindings[n.index] for n in joined[index]]
-                value = group_function(self.builder, parts)
-                made.append(relax.VarBinding(binding.var, value))
-            elif index not in inside:
-                made.append(binding)
-        return relax.DataflowBlock(made) if joined else block
+        inside = {n.index for each in joined for n in each.nodes}
+        made = {(i, 0): [b] for i, b in enumerate(bindings) if i not in inside}
+        for each in joined:
+            parts = [bindings[n.index] for n in each.nodes]
+            results = [bindings[n.index].var for n in each.results]
+            made[each.place] = group_function(self.builder, parts, results)
+        every = [binding for place in sorted(made) for binding in made[place]]
+        return relax.DataflowBlock(every) if joined else block
 
-    def _tell(self, plan: Plan, joined: Mapping[int, Sequence[Node]]) -> None:
+    def _meetings(
+        self, bindings: Sequence[relax.Binding], groups: Mapping[Group, Sequence[Node]]
+    ) -> dict[Group, Meeting]:
+        """Return the groups that meet in numbers."""
+        index = {hash(b.var): i for i, b in enumerate(bindings)}
+        casts = [i for i, b in enumerate(bindings) if isinstance(b, relax.MatchCast)]
+        reads = {
+            i: [index[hash(v)] for v in free_vars(b.value) if hash(v) in index]
+            + [j for j in casts if j < i]  # which may bind its sizes
+            for i, b in enumerate(bindings)
+        }
+
+        def fit(nodes: Sequence[Node], results: Sequence[Node]) -> bool:
+            parts = [bindings[n.index] for n in nodes]
+            values = [part.value for part in parts if isinstance(part.value, relax.Call)]
+            read = all(read_stages(self.mod[call.args[0]]) is not None for call in values)
+            return read and bool(results) and len(nodes) <= MOST_MEMBERS and fits(parts, 0)
+
+        return Meetings(groups, reads, fit).found
+
+    def _tell(self, plan: Plan, joined: Sequence[Meeting]) -> None:
         """Record what was joined, and what was left for its price."""
         record, name = self.options.record, self.function
         if record is None:
             return
-        for members in joined.values():
-            names = tuple(n.name for n in members if n.operator is not _ITEM)
-            record.append(Joining(name, members[-1].where, names))
+        for nodes, results, _ in sorted(joined, key=lambda each: each.results[-1].index):
+            names = tuple(n.name for n in nodes if n.operator is not _ITEM)
+            record.append(Joining(name, results[-1].where, names))
         for (one, two), price in plan.declined.items():
             record.append(Joining(name, two.where, (one.name, two.name), *price))
 
 
 def _computed(group: Group) -> list[Node]:
-    """Return the members of a group, without items of tuples that it does not compute."""
+    """Return the members of a group in order, without items of tuples that it does not compute."""
     inside = set(group.members)
-    return [
+    found = (
         node
         for node in group.members
         if node.operator is not _ITEM or any(s in inside for s, _ in node.sources)
-    ]
+    )
+    return sorted(found, key=lambda n: n.index)
+
+
+def _calls(nodes: Sequence[Node]) -> int:
+    return sum(node.operator is not _ITEM for node in nodes)
 
 
 def _nodes(mod: ir.IRModule, bindings: Sequence[relax.Binding]) -> list[Node]:
