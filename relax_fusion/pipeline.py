@@ -35,6 +35,7 @@ from .dlight_rules import (
     SingleThreadRule,
     WindowRule,
 )
+from .dlight_rules.generic_matmul.kernel import laid_kernel
 from .grouping import AnnotateOperators, FuseGroups
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .inventory.collect import RecordKernels, RecordWork
@@ -156,7 +157,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     exact = [RoundConstants()] if is_gpu(options.target) else []
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
-    known = [LayOutWeights(options.target), MarkFixedArguments(options.target)]
+    known = [LayOutWeights(options.target, laid_kernel), MarkFixedArguments(options.target)]
     mends = [DivideShiftedIndices(), ReadWholeBuffers()]
     first = [*appends, *known, schedule_kernels(options), *mends]
     rest = [*triton, ReadParts(), *exact, *web, *narrow, RoundNarrowFloats(options.target)]

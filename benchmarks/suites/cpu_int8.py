@@ -4,10 +4,10 @@
 
 Two things are timed.  A whole layer takes float32, rounds it to bytes by its range, multiplies, and
 gives float32 with a bias: one ONNX file (DynamicQuantizeLinear, MatMulInteger), by our importer and
-pipeline and by onnxruntime, and torch's dynamically quantised `Linear` of the same weight.  Sums
-alone are int8 by int8, int32: ours, whose weight is a constant, and ``torch._int_mm``.  Everybody
-takes turns; the least of the times counts.  Sums are compared with numpy's, which are exact, layers
-with the file's by ONNX's reference.
+pipeline and by onnxruntime, and torch's dynamically quantised `Linear`; the weight is a constant of
+all three.  Sums alone are int8 by int8, int32: ours, whose weight is a constant, and
+``torch._int_mm``.  Everybody takes turns; the least of the times counts.  Sums are compared with
+numpy's, which are exact, layers with the file's by ONNX's reference.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ class _Layer:
             path = Path(folder) / "layer.onnx"
             onnx.save(self.file, path)
             read = read_model(path)
-        return self._called(read.mod, [self.x, *read.weights.values()])
+        held = zip(read.mod["main"].params[1:], read.weights.values(), strict=True)
+        bind = relax.transform.BindParams("main", {p.name: w for p, w in held})
+        return self._called(bind(read.mod), [self.x])
 
     def by_sums(self, threads: int) -> Call:
         builder = relax.BlockBuilder()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import contraction_prim_func, description
@@ -30,6 +31,30 @@ _DTYPES = ("float32", "bfloat16", *INTEGER_DTYPES)
 """Types of weights that may be in panels: another takes twice its memory in those of float32."""
 
 
+class LaidKernel(NamedTuple):
+    """The kernel of a matmul that no pass of ours made, with panels in the place of the weight.
+
+    Parameters
+    ----------
+    argument : int
+        The number of the weight among its parameters.
+    work : NormMatmul
+        What it computes.
+    plan : TilePlan
+        By which the weight is put in panels.
+    kernel : tirx.PrimFunc
+        It is scheduled.
+    """
+
+    argument: int
+    work: NormMatmul
+    plan: TilePlan
+    kernel: tirx.PrimFunc
+
+
+Maker: TypeAlias = Callable[[tirx.PrimFunc, Target], LaidKernel | None]
+
+
 @tvm.transform.module_pass(opt_level=0, name="LayOutWeights")
 class LayOutWeights:
     """Give kernels of a CPU that pack a constant weight into panels at each call the panels.
@@ -42,34 +67,45 @@ class LayOutWeights:
         a weight is no constant of `_DTYPES`, takes more memory in panels, is packed, or is read
         elsewhere, too, as one that is tied to an embedding; kernels of some sizes read it as it
         lies.
+
+    Parameters
+    ----------
+    target : Target
+        What the kernels are for.
+    maker : callable, optional
+        Returns kernels of matmuls that no pass of ours made, for weights in panels.
     """
 
-    def __init__(self, target: Target):
-        self.target = target
+    def __init__(self, target: Target, maker: Maker | None = None):
+        self.target, self.maker = target, maker
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with its constant weights laid out."""
         if is_gpu(self.target):
             return mod
-        layer = _Layer(mod)
+        layer = _Layer(mod, self)
         made = rewritten(mod, layer)
-        return relax.transform.DeadCodeElimination()(made) if layer.laid else mod
+        has_changed = bool(layer.laid) or any(layer.made.values())
+        return relax.transform.DeadCodeElimination()(made) if has_changed else mod
 
 
 @relax.expr_functor.mutator
 class _Layer(relax.PyExprMutator):
     """Calls kernels of weights in panels, each made once."""
 
-    def __init__(self, mod: ir.IRModule):
+    def __init__(self, mod: ir.IRModule, options: LayOutWeights):
         super().__init__(mod)
-        self.mod, self.reads = mod, _reads(mod)
+        self.mod, self.reads, self.options = mod, _reads(mod), options
         self.laid: dict[ir.GlobalVar, ir.GlobalVar] = {}
+        self.made: dict[ir.GlobalVar, tuple[ir.GlobalVar, LaidKernel] | None] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         if not is_call(call, "relax.call_tir") or len(call.args) > 2:
             return call
         work, table = description(self.mod[call.args[0]]) or (None, None)
+        if work is None:
+            return self._generic(call)
         if table is None or not isinstance(work, NormMatmul | GatedFFN):
             return call
         args, ((_, plan), *others) = call.args[1].fields, table.entries
@@ -85,6 +121,28 @@ class _Layer(relax.PyExprMutator):
         gvar = self._kernel(call.args[0], work, plan)
         return relax.Call(call.op, [gvar, inputs], call.attrs, call.ty_args)
 
+    def _generic(self, call: relax.Call) -> relax.Expr:
+        """Return a call of the kernel of a matmul that no pass of ours made."""
+        gvar, args = call.args[0], list(call.args[1].fields)
+        if self.options.maker is None or not any(map(self._is_own, args)):
+            return call
+        if gvar not in self.made:
+            found = self.options.maker(self.mod[gvar], self.options.target)
+            self.made[gvar] = None if found is None else (self._added(gvar, found.kernel), found)
+        known = self.made[gvar]
+        if known is None or not self._is_own(args[known[1].argument]):
+            return call
+        name, (argument, work, plan, _) = known
+        n, k = work.outputs[0].columns, work.k
+        shape = (n, k) if work.outputs[0].layout == "nk" else (k, n)
+        weights = {"w0": _array(args[argument]).reshape(shape)}
+        (args[argument],) = map(relax.const, panels_of(work, plan, weights))
+        return relax.Call(call.op, [name, relax.Tuple(args)], call.attrs, call.ty_args)
+
+    def _added(self, gvar: ir.GlobalVar, func: tirx.PrimFunc) -> ir.GlobalVar:
+        func = func.with_attr(LAID_ATTR, True).without_attr("global_symbol")
+        return self.builder_.add_func(func, f"{gvar.name_hint}_laid")
+
     def _is_own(self, weight: relax.Expr) -> bool:
         """Tell whether a weight is a constant that nothing else reads."""
         return _is_constant(weight) and self.reads[_address(weight)] == 1
@@ -93,10 +151,8 @@ class _Layer(relax.PyExprMutator):
         self, gvar: ir.GlobalVar, work: NormMatmul | GatedFFN, plan: TilePlan
     ) -> ir.GlobalVar:
         if gvar not in self.laid:
-            attrs = dict(self.mod[gvar].attrs) | {LAID_ATTR: True}
             func = contraction_prim_func(work, plan, gpu=False, laid=True)
-            func = func.with_attrs(attrs).without_attr("global_symbol")
-            self.laid[gvar] = self.builder_.add_func(func, f"{gvar.name_hint}_laid")
+            self.laid[gvar] = self._added(gvar, func.with_attrs(dict(self.mod[gvar].attrs)))
         return self.laid[gvar]
 
 

@@ -11,19 +11,23 @@ from tvm import ir, relax
 from tvm.s_tir import dlight
 
 from relax_fusion.dlight_rules import FusedRule
+from relax_fusion.dlight_rules.generic_matmul.kernel import laid_kernel
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.pipeline import relax_fusion_pipeline
 from relax_fusion.transforms.lay_out_weights import LAID_ATTR, LayOutWeights
 from relax_fusion.transforms.modules import functions_of
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection, Workload
 
 from ..dlight_rules.test_contraction_panels import BY_NAME, NAMES, panels
 from ..support.contraction_cases import Case
+from ..support.grouped import lowered
 from ..support.quick import machine, quick_host, quickly
 from ..support.slow import sampled
 from ..support.triton_modules import module_of
 
 SMALL = NormMatmul(5, 16, (Projection(24, "nk", ()),), None, "float32", "float32")
 PLAN = PlanTable.single(panels(SMALL, (3, 8), 4))
+COLUMNS = 768
 LINES = TilePlan(3, 8, 16, reg_m=3, reg_n=8, lanes=4, family="cpu_tiles")
 
 
@@ -106,3 +110,45 @@ def test_a_gpu_packs_nothing() -> None:
     assert is_laid(laid(mod))
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}, host="llvm")
     tvm.ir.assert_structural_equal(LayOutWeights(target)(mod), mod)
+
+
+def integers(rows: int | str, read: str = "") -> tuple[ir.IRModule, np.ndarray]:
+    """Return a matmul of bytes that no pattern takes, its weight a constant, and a weight."""
+    weight = np.random.default_rng(rows == 7).integers(-127, 128, (64, COLUMNS), "int8")
+    shape = [tvm.tirx.Var(rows, "int64") if isinstance(rows, str) else rows, 64]
+    x = relax.Var("x", relax.TensorType(shape, "int8"))
+    zeros = relax.Var("z", relax.TensorType([1, COLUMNS], "int32"))
+    builder, op = relax.BlockBuilder(), relax.op
+    held = relax.const(weight)
+    with builder.function("main", [x, zeros]):
+        with builder.dataflow():
+            product = op.subtract(op.matmul(x, held, out_dtype="int32"), zeros)
+            made = op.multiply(op.astype(product, "float32"), relax.const(0.5))
+            if read:
+                made = op.add(made, op.sum(op.astype(held, "float32")))
+            out = builder.emit_output(builder.normalize(made))
+        builder.emit_func_output(out)
+    return builder.get(), weight
+
+
+@pytest.mark.parametrize("rows", [1, 7, "n"])
+def test_a_matmul_that_no_pattern_takes(rows: int | str) -> None:
+    mod, weight = integers(rows)
+    target = quick_host()
+    after = LayOutWeights(target, laid_kernel)(lowered(mod, target)[0])
+    assert is_laid(after)
+    rng = np.random.default_rng(5)
+    x = rng.integers(-127, 128, (rows if isinstance(rows, int) else 9, 64), "int8")
+    zeros = rng.integers(-99, 99, (1, COLUMNS), "int32")
+    call = machine(quickly(mod, relax_fusion_pipeline(target)))["main"]
+    got = call(tvm.runtime.tensor(x), tvm.runtime.tensor(zeros)).numpy()
+    exact = (x.astype("int32") @ weight.astype("int32") - zeros) * np.float32(0.5)
+    np.testing.assert_array_equal(got, exact)
+
+
+def test_a_matmul_that_no_pattern_takes_stays() -> None:
+    target = quick_host()
+    shared = lowered(integers(7, "elsewhere")[0], target)[0]
+    bound = lowered(integers(7)[0], target)[0]
+    assert not is_laid(LayOutWeights(target, laid_kernel)(shared))
+    assert not is_laid(LayOutWeights(target)(bound))

@@ -18,10 +18,13 @@ from ...compute import contraction_prim_func
 from ...compute.ranges import root_of, stitch, unless_empty
 from ...dlight_rules import verbs
 from ...errors import Decline, Reason
+from ...estimator.families.cpu_tiles import PANEL_TASKS_PER_CORE, CpuPlan
 from ...estimator.families.matmuls import SCALAR_FAMILIES
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ...hardware import DeviceSpec
 from ...hardware.target import device_of, is_cpu, is_gpu
 from ...matching.expressions import different, loads_of, serial, substitute, variables_of
+from ...transforms.lay_out_weights import LaidKernel
 from ...tvm_ir import Analyzer, SBlock, SBlockRealize, TensorLoad, TensorRegion, structural_map
 from ...workload import NormMatmul
 from ..contraction_gpu import COMPUTED_LANES, schedule_gpu
@@ -29,8 +32,8 @@ from ..cpu.contraction import schedule_cpu
 from ..cpu.dots import multiply_words
 from ..tensor_cores.contraction import schedule_mma
 from ..tensor_cores.dependent import waiting_first
-from .layout import View, unravel
-from .matmul import GenericMatmul
+from .layout import View, product, unravel
+from .matmul import GenericMatmul, generic_matmul
 from .plans import Planned, element_of, planned
 
 WARP = 32
@@ -44,14 +47,73 @@ def matmul_kernel(
 ) -> tirx.PrimFunc | Decline:
     """Return the scheduled kernel of `func`, which computes `form`, with its plans as attribute."""
     found = planned(form, device_of(target), allow_tf32)
-    if isinstance(found, Decline):
-        return found
+    return found if isinstance(found, Decline) else _kernel(func, found, target)
+
+
+Found = tuple[GenericMatmul, NormMatmul, list[Planned]]
+
+
+def laid_kernel(func: tirx.PrimFunc, target: Target) -> LaidKernel | None:
+    """Return the kernel of a matmul of a CPU whose weight is in panels already.
+
+    None where no matmul is computed, or one whose weight the kernels do not all pack alike.
+    """
+    form = generic_matmul(func)
+    found = None if form is None or form.batch else planned(form, device_of(target), False)
+    if found is None or isinstance(found, Decline):
+        return None
     form, work, plans = found
-    variants = []
+    view, others = form.w.view, [form.epilogue, form.x.value]
+    alike = _of_one_width(plans, work.outputs[0].columns, device_of(target))
+    if not alike or view is None:
+        return None
+    whole = Analyzer().can_prove_equal(
+        product(view.source.ty.shape), form.size((*form.columns, form.k))
+    )
+    if not whole or any(load.source.same_as(view.source) for v in others for load in loads_of(v)):
+        return None
+    made = _kernel(func, (form, work, alike), target, laid=True)
+    if isinstance(made, Decline):
+        return None
+    return LaidKernel(list(func.params).index(view.source), work, alike[0].plan, made)
+
+
+def _of_one_width(plans: list[Planned], columns: int, dev: DeviceSpec) -> list[Planned]:
+    """Return plans whose panels are as wide as the widest of them; none if they pack not alike.
+
+    Narrower ones make more tasks of few columns, which are not needed where columns are many.
+    """
+    tiles = [CpuPlan.of(each.plan) for each in plans]
+    width, vectors = max(t.reg_n for t in tiles), max(t.reg_n // t.lanes for t in tiles)
+    many = columns // width >= PANEL_TASKS_PER_CORE * dev.sm_count
+    if len({t.family for t in tiles}) > 1 or not all(t.packed for t in tiles):
+        return []
+    if any(t.reg_n != width for t in tiles) and not many:
+        return []
+    rows = max(1, (dev.vector_registers - vectors - 1) // vectors)
+    made = []
+    for each, tile in zip(plans, tiles, strict=True):
+        height = min(tile.reg_m, rows)
+        wide = replace(tile, reg_n=width, block_n=width, reg_m=height, block_m=height)
+        made.append(replace(each, plan=wide))
+    return made
+
+
+def _kernel(
+    func: tirx.PrimFunc, found: Found, target: Target, laid: bool = False
+) -> tirx.PrimFunc | Decline:
+    form, work, plans = found
+    variants: list[tuple[int | None, tirx.PrimFunc]] = []
     for each in plans:
-        variant = _variant(func, form, (work, each), target)
+        variant = _variant(func, form, (work, each), target, laid)
         if isinstance(variant, Decline):
             return variant
+        if variants:  # the first has the parameters of all
+            own = dict(zip(variant.params, variants[0][1].params, strict=True))
+            body = substitute(variant.body, own)
+            variant = tirx.PrimFunc(variants[0][1].params, body, func.ret_type).with_attrs(
+                dict(variant.attrs)
+            )
         variants.append((each.upper, variant))
     rows = form.size(form.rows)
     whole = stitch([(upper and rows <= upper, variant) for upper, variant in variants])
@@ -67,24 +129,30 @@ def _on_tensor_cores(plan: TilePlan) -> bool:
 
 
 def _variant(
-    func: tirx.PrimFunc, form: GenericMatmul, described: tuple[NormMatmul, Planned], target: Target
+    func: tirx.PrimFunc,
+    form: GenericMatmul,
+    described: tuple[NormMatmul, Planned],
+    target: Target,
+    laid: bool,
 ) -> tirx.PrimFunc | Decline:
-    """Return the kernel by one plan."""
+    """Return the kernel by one plan; `laid`: with panels in the place of the weight."""
     work, each = described
     plan = each.plan
     if plan.num_warps and not _on_tensor_cores(plan) and None in (form.x.view, form.w.view):
         plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
-    core = contraction_prim_func(work, plan, is_gpu(target))
+    core = contraction_prim_func(work, plan, is_gpu(target), laid=laid)
     body = _scheduled(_adapted(core, form, each), plan, work.dtype, target).body
     x, w, out = core.params
     rows = x.ty.shape[0]
     known = {rows: form.size(form.rows)} if isinstance(rows, tirx.Var) else {}
-    views = {x: form.x.view, w: form.w.view, out: form.out}
+    views = {x: form.x.view, w: None if laid else form.w.view, out: form.out}
     present = {var: view for var, view in views.items() if view is not None}
     body = through_views(body, form, (present, known), target)
     if isinstance(body, Decline):
         return body
-    return tirx.PrimFunc(func.params, root_of(body), func.ret_type).with_attr("s_tir", True)
+    weight = form.w.view.source if laid and form.w.view is not None else None
+    params = [w if weight is not None and p.same_as(weight) else p for p in func.params]
+    return tirx.PrimFunc(params, root_of(body), func.ret_type).with_attr("s_tir", True)
 
 
 def _scheduled(func: tirx.PrimFunc, plan: TilePlan, dtype: str, target: Target) -> tirx.PrimFunc:

@@ -9,6 +9,7 @@ from tvm.target import Target
 from ...errors import Decline
 from ...hardware.target import is_cpu, is_gpu, without_tensor_cores
 from ...matching.expressions import loads_of
+from ...transforms.lay_out_weights import LAID_ATTR
 from ...tvm_ir import Analyzer, SBlockRV, TensorLoad
 from .. import verbs
 from ..safe_rule import SafeRule, apply_tvm_rule
@@ -48,6 +49,8 @@ class GenericMatmulRule(SafeRule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule of a new function of the same signature."""
+        if LAID_ATTR in (func.attrs or {}):  # by `laid_kernel`
+            return s_tir.Schedule(func, enable_check=False)
         form = generic_matmul(func)
         if form is None or not (is_gpu(target) or is_cpu(target)):
             return None
