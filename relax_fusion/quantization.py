@@ -14,6 +14,7 @@ import numpy as np
 from .errors import QuantizationError
 from .validation import plain, shown
 from .workload import Packed
+from .workload.formats import E2M1, EXPONENT
 from .workload.reference import numpy_dtype
 from .workload.unpacked import decoded
 
@@ -36,11 +37,14 @@ class Quantization:
     packed : Packed
         How the weight of a projection is stored: as ``[n, k]`` where its `axis` is -1, as
         ``[k, n]`` where that is -2.
+    only_experts : bool
+        Whether no weights are but those of experts.
     """
 
     name: str
     dtype: str
     packed: Packed
+    only_experts: bool = False
 
     @property
     def table(self) -> Packed:
@@ -54,6 +58,9 @@ def _groups(name: str, bits: int, group: int, dtype: str, axis: int = -1) -> Qua
     return Quantization(name, dtype, form)
 
 
+MXFP4 = Packed(4, 32, zero=0, word="uint8", scale_dtype=EXPONENT, number=E2M1)
+"""Of the Open Compute Project's "OCP Microscaling Formats (MX)", as gpt-oss has its experts."""
+
 QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
     {
         q.name: q
@@ -66,6 +73,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             _groups("q4bf16_1", 4, 32, "bfloat16"),
             _groups("q4f32_1", 4, 32, "float32"),
             _groups("q8f16_1", 8, 32, "float16"),
+            Quantization("mxfp4", "bfloat16", MXFP4, only_experts=True),
         )
     }
 )
@@ -133,7 +141,7 @@ def dequantize(
     Returns
     -------
     numpy.ndarray
-        ``[n, k]``, of the type of the scales.
+        ``[n, k]``, of the type of models in that format.
 
     Raises
     ------
@@ -154,7 +162,9 @@ def dequantize(
             f"words {list(words.shape)} and scales {list(scales.shape)} are no {name} weight of "
             f"{shown(k)} features"
         )
-    whole = decoded(form, (words, scales), form.along((n, n), k)).astype(scales.dtype)
+    whole = decoded(form, (words, scales), form.along((n, n), k)).astype(
+        numpy_dtype(quantization(name).dtype)
+    )
     return whole if form.axis == -1 else np.ascontiguousarray(whole.T)
 
 
@@ -191,21 +201,44 @@ def _packed_rows(rows: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray
     """Quantise some rows, in float32 or what is wider."""
     n, k = rows.shape
     assert form.zero is not None, "the formats of this module have one zero"
-    groups, words = math.ceil(k / form.group), form.words(k)
+    groups = math.ceil(k / form.group)
     wide = np.float64 if rows.dtype == "float64" else np.float32
     grouped = np.zeros((n, groups * form.group), wide)
     grouped[:, :k] = rows
     grouped = grouped.reshape(n, groups, form.group)
+    if form.number == E2M1:
+        codes, scales = _halves(grouped)
+        return _words(codes.reshape(n, -1)[:, :k], form), scales
     with np.errstate(all="ignore"):  # of what is not finite, and of scales that are rounded to 0
         largest = np.abs(grouped).max(axis=-1)
         scales = _scales(largest, form.zero, numpy_dtype(form.scale_dtype))
         codes = np.rint(grouped / scales.astype(wide)[..., None])
     codes = np.nan_to_num(codes, nan=0, posinf=0, neginf=0).clip(-form.zero, form.zero)
+    return _words((codes + form.zero).reshape(n, -1)[:, :k], form), scales
+
+
+def _words(codes: np.ndarray, form: Packed) -> np.ndarray:
+    """Return words with the fields of rows."""
+    n, k = codes.shape
+    words = form.words(k)
     fields = np.zeros((n, words * form.fields), form.word)
-    fields[:, :k] = (codes + form.zero).reshape(n, -1)[:, :k]
+    fields[:, :k] = codes
     shifts = (np.arange(form.fields) * form.bits).astype(form.word)
     shifted = fields.reshape(n, words, form.fields) << shifts
-    return np.bitwise_or.reduce(shifted, axis=-1), scales
+    return np.bitwise_or.reduce(shifted, axis=-1)
+
+
+def _halves(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the fields and exponents of groups in MXFP4; weights that were in it stay as they are.
+
+    The largest of a group gets the largest exponent of a number, which is 2.
+    """
+    largest = np.abs(groups).max(axis=-1)
+    exponents = np.clip(np.frexp(largest)[1] - 3, -126, 127)
+    with np.errstate(invalid="ignore"):
+        numbers = np.clip(np.ldexp(groups, -exponents[..., None]), -6, 6)
+    codes = np.nan_to_num(numbers).astype(ml_dtypes.float4_e2m1fn).view("uint8") & 15
+    return codes, np.where(np.isfinite(largest), exponents + 127, 255).astype(EXPONENT)
 
 
 def _scales(largest: np.ndarray, code: int, dtype: np.dtype) -> np.ndarray:

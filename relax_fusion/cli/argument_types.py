@@ -23,7 +23,15 @@ BACKENDS = ("auto", "tir", "triton")
 DTYPES = ("float32", "float16", "bfloat16")
 MODELS = (
     *("llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-2-7b"),
-    *("qwen3-30b-a3b", "mixtral-8x7b", "gpt2", "bert-base", "demo-llama", "demo-gpt2"),
+    *(
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
+        "gpt-oss-20b",
+        "gpt2",
+        "bert-base",
+        "demo-llama",
+        "demo-gpt2",
+    ),
 )
 PASSES = (
     *("MendImports", "MergeDuplicates", "MultiplyBytes", "MultiplyConvolutions", "MoveReshapes"),
@@ -35,7 +43,7 @@ PASSES = (
 PEERS = ("tvm", "torch", "torch-compile", "torch-graphs")
 QUANTIZATIONS = (
     *("q3f16_0", "q3f16_1", "q4f16_0", "q4f16_1"),
-    *("q4bf16_0", "q4bf16_1", "q4f32_1", "q8f16_1"),
+    *("q4bf16_0", "q4bf16_1", "q4f32_1", "q8f16_1", "mxfp4"),
 )
 PLANS = 8
 """Plans that `tune` measures for each range of rows, unless it is told otherwise."""

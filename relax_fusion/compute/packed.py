@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 
 from ..workload import Packed
-from ..workload.formats import ALL
+from ..workload.formats import ALL, E2M1, EXPONENT
 
 EXACT = {"float16": 2**11, "bfloat16": 2**8}
 """Each of these types has every whole number up to this one."""
@@ -34,7 +34,7 @@ def unpacked(
     elif form.zero:
         value = value - tirx.const(form.zero, wide)
     if form.scale_dtype:
-        value = value * groups[0](*group).astype(wide)
+        value = value * _scale(form, groups[0](*group)).astype(wide)
     if form.limit is not None:
         low, high = (tirx.const(sign * form.limit, wide) for sign in (-1, 1))
         value = tirx.max(tirx.min(value, high), low)
@@ -43,6 +43,8 @@ def unpacked(
 
 def _holds(form: Packed, dtype: str) -> bool:
     """Tell whether numbers less their zero, and scales, need no rounding in a type of floats."""
+    if form.number == E2M1:
+        return form.scale_dtype in ("", dtype)
     low, high = (-128, 127) if form.number == "int8" else (0, 2**form.bits - 1)
     zeros = (low, high) if form.zero is None else (form.zero, form.zero)
     largest = max(high, high - zeros[0], zeros[1] - low, *map(abs, zeros))
@@ -72,4 +74,21 @@ def _field(form: Packed, words: Stored, at: Sequence[tirx.Expr], axis: int) -> t
         place = place % turns * each + place // turns
     word = words(*form.along(at, at[axis] // fields, axis))
     field = word >> (place * bits).astype(form.word) & tirx.const(2**form.bits - 1, form.word)
+    if form.number == E2M1:
+        return _e2m1(field)
     return tirx.reinterpret(form.number, field.astype("uint8")) if form.number else field
+
+
+def _e2m1(field: tirx.Expr) -> tirx.Expr:
+    """Return the number of 4 bits as float32: a whole number of halves, by 3 bits in one word."""
+    bits = field.astype("int32")
+    halves = tirx.const(0xC8643210 - 2**32, "int32") >> (bits & 7) * 4 & 15
+    halves = tirx.Select(bits >= 8, -halves, halves)
+    return halves.astype("float32") * tirx.const(0.5, "float32")
+
+
+def _scale(form: Packed, stored: tirx.Expr) -> tirx.Expr:
+    """Return a scale; of an exponent, the float32 that has it (0 for the least, 2 ** -127)."""
+    if form.scale_dtype != EXPONENT:
+        return stored
+    return tirx.reinterpret("float32", stored.astype("uint32") << tirx.const(23, "uint32"))

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import ir, relax
 
 from ..workload import Attention, ExpertMatmul, GatedFFN, NormMatmul, Workload
+from ..workload.formats import EXPONENT
 from .interpreter import stored
 from .operators import Array, Uninterpreted
 from .region import Region, is_number, is_size
@@ -109,6 +110,8 @@ def _value(rng: np.random.Generator, ty: ir.Type, sizes: Sizes, name: str) -> An
 def _array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, name: str) -> Array:
     if dtype == "bool":
         return rng.random(shape) < 0.7
+    if dtype == EXPONENT and name.endswith("_scale"):  # of powers of 2 near 1
+        return rng.integers(123, 130, shape, dtype)
     if dtype.startswith("uint") and name.startswith("w"):  # words of packed weights
         return rng.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
     if "int" in dtype:

@@ -11,7 +11,7 @@ from tvm import ir, tirx
 
 from ..matching.stages import Stage, read_stages
 from ..tvm_ir import TensorLoad
-from ..workload.reference import erf
+from ..workload.reference import erf, numpy_dtype
 from .operators import Array, Uninterpreted
 from .sizes import Shrink, Sizes
 
@@ -121,6 +121,10 @@ class _Run:
         if name == "Call" and expr.op.same_as(_CHOICE):
             return self.choice(*expr.args)
         called = expr.op.name if name == "Call" and isinstance(expr.op, ir.Op) else name
+        if called == "tirx.reinterpret":
+            given, kind = expr.args[0], numpy_dtype(str(expr.ty.dtype))
+            stored = np.asarray(self.value(given)).astype(numpy_dtype(str(given.ty.dtype)))
+            return stored.view(kind).astype(kind if kind.kind in "iu" else "float64")
         if called not in _CALLS:
             raise Uninterpreted(f"{called} in a PrimFunc")
         return _CALLS[called](*map(self.value, expr.args))

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from tvm import ir, tirx
 
-from ..tvm_ir import TensorLoad, structural_equal
+from ..tvm_ir import TensorLoad, structural_equal, structural_map
 from ..workload import FLOAT_BYTES
-from ..workload.formats import NUMBERS
-from .expressions import is_number
+from ..workload.formats import E2M1, EXPONENT, NUMBERS
+from .expressions import found_in, is_number
 
 _REINTERPRET = ir.Op.get("tirx.reinterpret")
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
+    tirx.LShift: operator.lshift,
+    tirx.RShift: operator.rshift,
+    tirx.BitwiseAnd: operator.and_,
+    tirx.BitwiseOr: operator.or_,
+    tirx.BitwiseXor: operator.xor,
+    tirx.EQ: operator.eq,
+    tirx.NE: operator.ne,
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
+    tirx.Max: max,
+    tirx.Min: min,
+}
+_OF_FOUR_BITS = [sign * halves / 2 for sign in (1, -1) for halves in _HALVES]
 _FLOATS = ("float16", "bfloat16", "float32")
 
 
@@ -68,12 +91,12 @@ def formula_of(value: tirx.Expr) -> Formula | None:
     """Return the formula of an element; None if it is no such one."""
     value, limit = _unlimited(_uncast(value))
     scale: tirx.Expr | None = None
-    if isinstance(value, tirx.Mul):
+    if isinstance(value, tirx.Mul | tirx.Select):
         sides = _uncast(value.a), _uncast(value.b)
-        scale = next((s for s in sides if _is_scale(s)), None)
-        if scale is None:
-            return None
-        value = sides[1] if scale is sides[0] else sides[0]
+        scales = [_scale(s) for s in sides]
+        which = next((n for n, s in enumerate(scales) if s is not None), None)
+        if which is not None:
+            scale, value = scales[which], sides[1 - which]
     zero: Field | int | None = 0
     if isinstance(value, tirx.Sub):
         if str(value.ty.dtype) not in (*_FLOATS, "int32"):
@@ -85,8 +108,20 @@ def formula_of(value: tirx.Expr) -> Formula | None:
     return Formula(field, zero, scale, limit)
 
 
-def _is_scale(value: tirx.Expr) -> bool:
-    return isinstance(value, TensorLoad) and str(value.ty.dtype) in _FLOATS
+def _scale(value: tirx.Expr) -> tirx.Expr | None:
+    """Return the load of a scale: a float, or the exponent of a power of 2."""
+    if isinstance(value, TensorLoad) and str(value.ty.dtype) in _FLOATS:
+        return value
+    if not isinstance(value, ir.Call) or not value.op.same_as(_REINTERPRET):
+        return None
+    shifted, dtype = value.args[0], str(value.ty.dtype)
+    if not isinstance(shifted, tirx.LShift) or dtype != "float32":
+        return None
+    byte = shifted.a if is_number(shifted.b, 23) else None
+    if not isinstance(byte, tirx.Cast) or str(byte.ty.dtype) != "uint32":
+        return None
+    is_byte = isinstance(byte.value, TensorLoad) and str(byte.value.ty.dtype) == EXPONENT
+    return byte.value if is_byte else None
 
 
 def _unlimited(value: tirx.Expr) -> tuple[tirx.Expr, float | None]:
@@ -129,6 +164,8 @@ def _uncast(value: tirx.Expr) -> tirx.Expr:
 def _field(value: tirx.Expr) -> Field | None:
     """Return which bits of a word a number is."""
     dtype = str(value.ty.dtype)
+    if isinstance(value, tirx.Mul | tirx.Select):
+        return _e2m1(value)
     if isinstance(value, TensorLoad):
         number = dtype if dtype in NUMBERS else ""
         if not number and not dtype.startswith("uint"):
@@ -151,6 +188,53 @@ def _field(value: tirx.Expr) -> Field | None:
         of_byte = found is not None and not found.number and found.bits == 8
         return replace(found, number=dtype) if found and of_byte else None
     return None
+
+
+def _e2m1(value: tirx.Expr) -> Field | None:
+    """Return the 4 bits that a formula makes their number of: it does so of each of the 16."""
+    found: list[Field] = []
+    bits = tirx.Var("bits", "int32")
+
+    def replaced(node: tirx.Expr) -> tirx.Expr:
+        field = _field(node)
+        if field is None or field.number or field.bits != 4:
+            return node
+        found.append(field)
+        return tirx.Cast(node.ty.dtype, bits)
+
+    formula = structural_map(value, (tirx.BitwiseAnd, replaced))
+    alike = all(structural_equal(found[0].load, f.load) for f in found)
+    alike = alike and len({tuple(map(str, f.shift)) for f in found}) == 1
+    if not alike or found_in(formula, TensorLoad):
+        return None
+    got = [_number(formula, bits, number) for number in range(16)]
+    return replace(found[0], number=E2M1) if got == _OF_FOUR_BITS else None
+
+
+def _number(value: tirx.Expr, var: tirx.Var, number: int) -> float | None:
+    """Return what an expression is where its only variable is a number; None if it is not known."""
+    if value.same_as(var):
+        return number
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return value.value
+    if isinstance(value, tirx.Select):
+        chosen = _number(value.condition, var, number)
+        part = value.true_value if chosen else value.false_value
+        return None if chosen is None else _number(part, var, number)
+    step = _ARITHMETIC.get(type(value))
+    parts = [value.value] if isinstance(value, tirx.Cast) else [value.a, value.b] if step else []
+    given = [got for part in parts if (got := _number(part, var, number)) is not None]
+    if not parts or len(given) < len(parts):
+        return None
+    if isinstance(value, tirx.LShift | tirx.RShift) and not 0 <= given[1] < 64:
+        return None
+    got = step(*given) if step else given[0]
+    dtype = str(value.ty.dtype)
+    if "int" not in dtype:
+        return got
+    bits = tvm.DataType(dtype).bits
+    got = int(got) % 2**bits
+    return got - 2**bits if dtype[0] == "i" and got >> bits - 1 else got
 
 
 def _lowest(field: Field | None, bits: int, mask: int) -> Field | None:

@@ -163,7 +163,7 @@ def export(
     if max_seq_len is None and isinstance(config, Config):
         max_seq_len = config.max_position
     max_seq_len, batch, seq_len = plain(max_seq_len), plain(batch), plain(seq_len)
-    stored = None if quantization is None else _quantization(quantization, dtype)
+    stored = None if quantization is None else _quantization(quantization, dtype, config)
     if dtype is None:
         dtype = stored.dtype if stored else "float32"
     _check_arguments(config, dtype, max_seq_len, batch)
@@ -227,14 +227,16 @@ def _check_groups(weight: ParamSpec, form: Packed) -> None:
         )
 
 
-def _quantization(name: str, dtype: str | None) -> Quantization:
-    """Return the format of a name, if it goes with the type that was asked for."""
+def _quantization(name: str, dtype: str | None, config: Config) -> Quantization:
+    """Return the format of a name, if it goes with the type that was asked for and the model."""
     try:
         found = quantization_of(name)
     except QuantizationError as err:
         raise ConfigError(str(err)) from err
     if dtype not in (None, found.dtype):
         raise ConfigError(f"dtype is {shown(dtype)}; models in {name} are of {found.dtype}")
+    if found.only_experts and not getattr(config, "experts", None):
+        raise ConfigError(f"quantization is {name!r}, which is of experts; the model has none")
     return found
 
 

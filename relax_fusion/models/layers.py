@@ -259,7 +259,8 @@ class _Quantizer(nn.Mutator):
         self.quantization = quantization
 
     def visit_module(self, name: str, node: nn.Module) -> Any:
-        if isinstance(node, Router):
+        others = not isinstance(node, ExpertLinear) and isinstance(node, nn.Linear | Embedding)
+        if isinstance(node, Router) or (others and self.quantization.only_experts):
             return node
         if isinstance(node, nn.Linear):  # rows of experts stay together
             whole, rows = self.quantization.packed, self.quantization.table

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import QuantizationError, WeightsError, warn
 from ..quantization import pack
 from ..validation import plain, shown
+from ..workload.formats import EXPONENT
 from .checkpoint import Checkpoint
 from .cuts import Cut
 from .export import ExportedModel, ParamSpec
@@ -93,7 +94,7 @@ def load_weights(path: str | Path, exported: ExportedModel, rank: int = 0) -> li
         text = f"{path} holds {len(unused)} tensor(s) that the model does not use: {_some(unused)}"
         warn(text, UnusedTensorsWarning)
     pairs = zip(exported.params, arrays, strict=True)
-    wrong = [param.name for param, array in pairs if not _is_finite(array)]
+    wrong = [param.name for param, array in pairs if not _is_finite(array, param)]
     if wrong:
         text = f"{path} holds NaN or infinities in {len(wrong)} weight(s): {_some(wrong)}"
         warn(text, NotFiniteWarning)
@@ -104,8 +105,10 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def _is_finite(array: np.ndarray, param: ParamSpec) -> bool:
     """Tell whether no element is NaN or infinite; in blocks, for the answers take memory too."""
+    if param.form is not None and param.form.scale_dtype == EXPONENT:
+        return not param.name.endswith("scale") or bool(array.max() < 255)
     flat = array.reshape(-1)
     return all(np.isfinite(flat[i : i + _BLOCK]).all() for i in range(0, flat.size, _BLOCK))
 

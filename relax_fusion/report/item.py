@@ -19,7 +19,7 @@ from ..validation import read_json, shown
 from ..workload import Attention, Chain, DynamicDim, Packed, Workload
 from ..workload.dims import Dim
 from ..workload.dtypes import stored_bytes
-from ..workload.formats import ALL
+from ..workload.formats import ALL, E2M1
 from ..workload.graph import Block
 from ..workload.roofline import is_contraction
 from ..workload.values import Op, reads
@@ -258,6 +258,7 @@ def format_text(form: Packed | None, dtype: str) -> str:
     if form is None:
         return dtype
     stored = form.word if form.fields == 1 else f"{form.bits} bits in {form.word}"
+    stored = f"{form.number} in {form.word}" if form.number == E2M1 else stored
     if not form.scale_dtype:
         return stored
     group = "all" if form.group == ALL else str(form.group)

@@ -12,6 +12,7 @@ import numpy as np
 from ..estimator.shape import Size, sizes_of
 from ..workload import Attention, ExpertMatmul, Operand, Workload
 from ..workload.dims import PRICED_COLUMNS, part_of
+from ..workload.formats import EXPONENT
 from ..workload.graph import Graph
 from ..workload.reference import numpy_dtype
 from ..workload.values import reads
@@ -57,7 +58,8 @@ def _values(graph: Graph, operand: Operand, count: int, rng: np.random.Generator
     if operand.dtype == "bool":
         return rng.random(count) < 0.6
     if packed is not None and name != packed.name and packed.format is not None:  # scales
-        return rng.uniform(0.5, 1.5, count) * _scale(graph, packed.name) / 2**packed.format.bits
+        scales = rng.uniform(0.5, 1.5, count) * _scale(graph, packed.name) / 2**packed.format.bits
+        return np.log2(scales) + 127 if packed.format.scale_dtype == EXPONENT else scales
     if numpy_dtype(operand.dtype).kind in "iu":
         info = np.iinfo(operand.dtype)
         return rng.integers(info.min, info.max, count, operand.dtype, endpoint=True)

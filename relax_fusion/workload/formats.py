@@ -15,6 +15,12 @@ _T = TypeVar("_T")
 NUMBERS = ("int8", "float8_e4m3fn", "float8_e5m2")
 """Dtypes of 8 bits that elements may have, other than unsigned integers."""
 
+E2M1 = "float4_e2m1fn"
+"""What 4 bits may be: a sign, two bits of exponent, one of mantissa; 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
+
+EXPONENT = "uint8"
+"""As the dtype of scales: each is a power of 2, stored as its exponent plus 127."""
+
 ALL = -1
 """As the size of a group: all elements along a dimension share a scale."""
 
@@ -84,10 +90,12 @@ class Packed:
         for size in (self.group, self.lines):
             if size < 1 and size != ALL:
                 raise GraphError(f"a group is of {size}; must be from 1 on, or {ALL}")
-        if self.number not in ("", *NUMBERS):
-            raise GraphError(f"elements are {self.number!r}; must be of {', '.join(NUMBERS)}")
-        if self.number and self.bits != 8:
-            raise GraphError(f"{self.bits} bits; {self.number} has 8")
+        if self.number not in ("", E2M1, *NUMBERS):
+            raise GraphError(
+                f"elements are {self.number!r}; must be of {E2M1}, {', '.join(NUMBERS)}"
+            )
+        if self.number and self.bits != (bits := 4 if self.number == E2M1 else 8):
+            raise GraphError(f"{self.bits} bits; {self.number} has {bits}")
         if self.word in NUMBERS and self.word != self.number:
             raise GraphError(f"words are {self.word!r}; must be unsigned, or of {self.number!r}")
         if self.zero is None and (not self.scale_dtype or self.lines != 1):
@@ -116,8 +124,9 @@ class Packed:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether words hold neighbours in order, around one zero."""
-        return not self.across and self.zero is not None and self.turns == 1
+        """Whether words hold neighbours in order, numbers of a common kind around one zero."""
+        plain = self.number != E2M1 and self.scale_dtype != EXPONENT
+        return plain and not self.across and self.zero is not None and self.turns == 1
 
     @property
     def is_plain(self) -> bool:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from .dims import Dim
-from .formats import NUMBERS, Packed
+from .formats import EXPONENT, NUMBERS, Packed
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +27,9 @@ def decoded(form: Packed, stored: Sequence[Array], shape: Sequence[Dim]) -> Arra
     zero = of_groups(_fields(form, groups[1], form.other, shape)) if groups[1:] else form.zero
     numbers = _fields(form, words, form.word_axis, shape) - zero
     if form.scale_dtype:
-        numbers = numbers * of_groups(groups[0].astype("float64"))
+        scales = groups[0].astype("float64")
+        scales = 2.0 ** (scales - 127) if form.scale_dtype == EXPONENT else scales
+        numbers = numbers * of_groups(scales)
     return numbers if form.limit is None else np.clip(numbers, -form.limit, form.limit)
 
 

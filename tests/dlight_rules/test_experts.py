@@ -17,6 +17,7 @@ from relax_fusion.hardware.target import device_of
 from relax_fusion.mlc.repairs import RunThreadsInTurn
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
+from relax_fusion.quantization import MXFP4
 from relax_fusion.workload import ACTIVATIONS, DynamicDim, ExpertMatmul, Gate, Packed
 
 from ..support.contraction_cases import Case
@@ -44,6 +45,7 @@ def case(seed: int) -> Case:
     k, n = dice.choice([1, 7, 16, 40, 48]), dice.choice([1, 5, 16, 24, 33])
     if dice.random() < 0.25:
         layout, packed = "nk", Packed(dice.choice([4, 8]), 32, 7, scale_dtype=dtype)
+        packed = MXFP4 if dice.random() < 0.4 else packed
     work = ExpertMatmul(
         *(DynamicDim("n") if dice.random() < 0.4 else rows, experts, dice.randint(1, experts)),
         *(k, n, layout, dtype, dice.choice([dtype, dtype, "float32"])),

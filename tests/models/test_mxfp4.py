@@ -11,13 +11,22 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from relax_fusion.models import ConfigError, config_from_dict, export, load_config, load_weights
+from relax_fusion import dequantize
+from relax_fusion.models import (
+    ConfigError,
+    Generator,
+    config_from_dict,
+    export,
+    load_config,
+    load_weights,
+)
 from relax_fusion.models.checkpoint import Checkpoint
 from relax_fusion.models.mxfp4 import stacked
 
 from ..support import models
 from .test_decoders import config_of, make_generator
 
+NAMES, PARTS = (None, "mxfp4"), ("weight", "scale")
 STORED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 
 
@@ -64,6 +73,36 @@ def test_weights_are_what_transformers_decodes(tmp_path: Path, dtype: str) -> No
 def test_logits_match_transformers(tmp_path: Path) -> None:
     model, path = packed(tmp_path)
     models.check_decoder(make_generator(path), model)
+
+
+def test_words_are_kept(tmp_path: Path) -> None:
+    """Only experts are stored in it, and mean what they meant in the checkpoint."""
+    _, path = packed(tmp_path)
+    dense, stored = (export(load_config(path), dtype="bfloat16", quantization=q) for q in NAMES)
+    whole, few = (
+        dict(zip((p.name for p in e.params), load_weights(path, e), strict=True))
+        for e in (dense, stored)
+    )
+    for name, array in whole.items():
+        if name in few:
+            np.testing.assert_array_equal(array, few.pop(name))
+            continue
+        assert "mlp" in name
+        words, scales = (few.pop(name.replace("weight", f"q_{part}")) for part in PARTS)
+        assert words.dtype == scales.dtype == "uint8"
+        np.testing.assert_array_equal(dequantize(words, scales, "mxfp4"), array)
+    assert few == {}
+    with pytest.raises(ConfigError, match="which is of experts; the model has none"):
+        export(config_from_dict(config_of("Mistral")), quantization="mxfp4")
+
+
+@pytest.mark.slow
+def test_logits_of_words(tmp_path: Path) -> None:
+    model, path = packed(tmp_path)
+    exported = export(load_config(path), max_seq_len=16, quantization="mxfp4")
+    weights = load_weights(path, exported)
+    generator = Generator(models.compile_for_test(exported), exported, weights)
+    models.check_decoder(generator, model.bfloat16(), "bfloat16")
 
 
 def test_every_number_and_scale(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from relax_fusion.workload import Operand, Workload
+from relax_fusion.workload.formats import EXPONENT
 from relax_fusion.workload.graph import Graph, Tensor
 from relax_fusion.workload.reference import Rounding, kept, numpy_dtype, rounded
 from relax_fusion.workload.values import reads
@@ -60,7 +61,10 @@ def _drawn(
         return rng.integers(0, np.iinfo(operand.dtype).max, shape, operand.dtype, endpoint=True)
     if packed is not None and packed.format is not None:  # scales
         values = rng.uniform(0.5, 1.5, shape) * _depth(graph, packed.name) ** -0.5
-        return (values / 2 ** (packed.format.bits - 1)).astype(numpy_dtype(operand.dtype))
+        values = values / 2 ** (packed.format.bits - 1)
+        if packed.format.scale_dtype == EXPONENT:
+            values = np.log2(values) + 127
+        return values.astype(numpy_dtype(operand.dtype))
     if operand.dtype == "bool":
         return rng.random(shape) < 0.6
     if operand.dtype.startswith("int"):

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...hardware import DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul, Packed
+from ...workload.formats import E2M1, EXPONENT
 from ..family import OWN_BASELINE_ERROR, KernelFamily
 from ..gpu_cost import LEAST_S, Launch, Rates, Times, column, predicted, price, stacked, summed
 from ..limits import VECTOR_LOAD_BYTES, block_limits, tile_extents, vector_loads
@@ -107,6 +108,8 @@ def refuses_scattered(problem: MatmulProblem) -> str | None:
         return f"gamma has a row for each {norm.each} rows; TIR's kernels of a GPU take one row"
     if form is None:
         return None
+    if form.number == E2M1 or form.scale_dtype == EXPONENT:
+        return "numbers of 4 bits or powers of 2 as scales have no fused kernel of a GPU"
     if not form.is_in_order:
         return "words lie across k, or have zeros apart; fused kernels of a GPU take words along k"
     if form.fields == 1 and "kn" in problem.shape.layouts:
