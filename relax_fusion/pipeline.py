@@ -55,7 +55,7 @@ from .mend.transposed_matmul import FuseTransposeMatmul
 from .mend.unaligned_arguments import UnalignedArguments
 from .mend.views import RewriteReshapes
 from .mend.whole_buffers import ReadWholeBuffers
-from .mend.wide_indices import WidenIndices
+from .mend.wide_indices import WidenIndices, WidenPositions
 from .options import PipelineOptions, make_options
 from .passes import FusePatterns
 from .phases import Phase, run_phases
@@ -146,7 +146,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
 
 def phase3_tir(options: PipelineOptions) -> list[Pass]:
     """Clean up on the level of PrimFuncs."""
-    return [JoinRotations(), relax.transform.DeadCodeElimination()]
+    return [WidenPositions(), JoinRotations(), relax.transform.DeadCodeElimination()]
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:

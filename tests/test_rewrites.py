@@ -49,7 +49,7 @@ from relax_fusion.mend.transposed_matmul import FuseTransposeMatmul
 from relax_fusion.mend.unaligned_arguments import UnalignedArguments
 from relax_fusion.mend.views import RewriteReshapes
 from relax_fusion.mend.whole_buffers import ReadWholeBuffers
-from relax_fusion.mend.wide_indices import WidenIndices
+from relax_fusion.mend.wide_indices import WidenIndices, WidenPositions
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import AttachFunctionAttrs
@@ -123,6 +123,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "UnalignedArguments": UnalignedArguments(CPU),
     "WidenFloat8Products": WidenFloat8Products(H200),
     "WidenIndices": WidenIndices(),
+    "WidenPositions": WidenPositions(),
 }
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
 OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")

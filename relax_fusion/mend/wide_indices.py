@@ -1,4 +1,4 @@
-"""WidenIndices: PrimFuncs have loops and sizes of 64 bits, as the tensors of Relax."""
+"""PrimFuncs have loops, sizes and positions of 64 bits, as the tensors of Relax."""
 
 from __future__ import annotations
 
@@ -46,6 +46,35 @@ class WidenIndices:
         functions = functions_of(mod, tirx.PrimFunc).items()
         wide = {g: _Widener(f).function() for g, f in functions if is_narrow(f) and _is_plain(f)}
         return with_functions(mod, wide) if wide else mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="WidenPositions")
+class WidenPositions:
+    """Read what a PrimFunc keeps between its steps at positions of int64 where its sizes are.
+
+    rewrite: ``y[0, ids[i], j]`` -> ``y[0, T.Cast("int64", ids[i]), j]``
+
+    A schedule puts the step that wrote there in the place of the read, its sizes with it.  TVM then
+    multiplies and adds numbers of both widths, and ends in a TypeError.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every PrimFunc of `mod`; one without such a read stays the same object."""
+        functions = functions_of(mod, tirx.PrimFunc).items()
+        return with_functions(mod, {gvar: _with_positions(func) for gvar, func in functions})
+
+
+def _with_positions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    own = {buffer for block in found_in(func.body, SBlock) for buffer in block.alloc_buffers}
+
+    def widened(load: TensorLoad) -> TensorLoad:
+        pairs = [*zip(load.indices, load.source.ty.shape, strict=True)]
+        if load.source not in own or all(_dtype(i) == _dtype(n) for i, n in pairs):
+            return load
+        return tirx.BufferLoad(load.source, [i.astype(_dtype(n)) for i, n in pairs])
+
+    body = structural_map(func.body, (TensorLoad, widened), order="post") if own else func.body
+    return func if body.same_as(func.body) else func.with_body(body)
 
 
 def _is_plain(func: tirx.PrimFunc) -> bool:

@@ -90,3 +90,41 @@ def test_a_weight_that_is_decoded_by_narrow_loops() -> None:
     q, x = np.arange(-4, 4, dtype="int8"), np.eye(3, 8, dtype="float16")
     got = vm["main"](*map(tvm.runtime.tensor, (q, x))).numpy()
     np.testing.assert_array_equal(got, q[:3].astype("float16"))
+
+
+LOOKED_UP = {
+    "take": (("b",), "R.take(y, i, axis=1)"),
+    "take of rows": (("b",), "R.take(R.reshape(y, (n * 2, 8)), i, axis=0)"),
+    "gather_nd": (("b", 2), 'R.gather_nd(y, R.astype(i, "int64"))'),
+    "gather_elements": ((1, "b", 16), "R.gather_elements(y, i, axis=1)"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_positions_behind_a_reshape(name: str, dtype: str) -> None:
+    """TVM's numbers, where the reshape is computed at the positions that a tensor holds."""
+    shape, call = LOOKED_UP[name]
+    source = f"""{HEADER}
+    @R.function
+    def main(x: R.Tensor(("n", 16), "float32"), i: R.Tensor({shape}, "{dtype}")):
+        n, b = T.int64(), T.int64()
+        with R.dataflow():
+            y = R.reshape(x, (1, n, 16))
+            z = {call}
+            w = R.multiply(z, z)
+            R.output(w)
+        return w
+"""
+    mod = tvm.script.from_source(source)
+    x = np.random.default_rng(3).standard_normal((5, 16)).astype("float32")
+    sizes = tuple(3 if size == "b" else size for size in shape)
+    places = np.arange(np.prod(sizes)).reshape(sizes) % (1 if name == "gather_nd" else 5)
+    given = [tvm.runtime.tensor(a) for a in (x, places.astype(dtype))]
+    target = host_target()
+    pipelines = (
+        relax.get_default_pipeline(target),
+        relax.get_pipeline("relax_fusion", target=target),
+    )
+    found = [machine(quickly(mod, p))["main"](*given).numpy() for p in pipelines]
+    np.testing.assert_array_equal(*found)
