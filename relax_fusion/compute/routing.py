@@ -15,6 +15,9 @@ _ROWS = re.compile(r"_rows(\d+)")
 LEAST_THREADS, MOST_THREADS = 32, 256
 """Threads of a block of a GPU: as many as a row is wide, within these bounds."""
 
+UNROLLED = 16
+"""Elements of a row that a thread looks at without a loop, so that their loads wait together."""
+
 
 def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """Return the function with one loop over rows, of which ``_rows{n}`` in names tells the loops.
@@ -35,7 +38,8 @@ def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         _over_threads(sch, blocks, {param.name for param in func.params})
     else:
         sch.parallel(row)
-    return sch.mod["main"].with_attrs({"tirx.is_scheduled": 1, "op_pattern": 8})
+    made = sch.mod["main"].with_attr("op_pattern", 8)
+    return made if is_gpu(target) else made.with_attr("tirx.is_scheduled", 1)
 
 
 def _over_threads(sch: s_tir.Schedule, blocks: list[object], params: set[str]) -> None:
@@ -51,6 +55,8 @@ def _over_threads(sch: s_tir.Schedule, blocks: list[object], params: set[str]) -
             _, thread = sch.split(sch.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])
             sch.bind(thread, "threadIdx.x")
             if loops is spatial and reduced:
+                _, together = sch.split(reduced[0], [None, UNROLLED])
+                sch.unroll(together)
                 last = sch.cache_write(block, 0, "local")
                 sch.reverse_compute_at(last, thread)
         if not is_output:

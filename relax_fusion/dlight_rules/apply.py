@@ -37,7 +37,8 @@ class ScheduleKernels:
 
     Unlike there, a rule that fails is noted and passed over, and functions whose plans are for
     Triton are left alone.  So are those that other PrimFuncs call, those for the host, and those
-    for a GPU of which the host executes no more than launches and calls.
+    for a GPU of which the host executes no more than launches and calls, whose small kernels begin
+    early like others.
 
     Parameters
     ----------
@@ -78,6 +79,7 @@ class ScheduleKernels:
         is_kernel = is_gpu(target) and not host_accesses(func.body, functions)
         if is_kernel and not _has_no_threads(func):
             schedule, scheduling = None, Scheduling(name, "")
+            func = launched_early(func, target)
         else:
             schedule, scheduling = schedule_by(self.rules, name, func, target)
         if self.record is not None:

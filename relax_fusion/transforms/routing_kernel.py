@@ -208,7 +208,7 @@ class RoutingKernel:
     def _chosen(self, var: relax.Var, call: relax.Call, item: int) -> te.Tensor:
         """Return the largest elements, or where they are: those with so many in front of them."""
         source = call.args[0]
-        infinite, int64 = tirx.const(inf, "float32"), tirx.const(0, "int64")
+        infinite, first = tirx.const(inf, "float32"), tirx.const(0, "int32")
 
         def key(*at: tirx.Var) -> tirx.Expr:
             x = self.formula.at(source, at).astype("float32")
@@ -228,13 +228,14 @@ class RoutingKernel:
         def found(*at: tirx.Var) -> tirx.Expr:
             axis = te.reduce_axis((0, sizes(source)[-1]), "e")
             here = ranks(*at[:-1], axis.var) == at[-1].astype("int32")
-            return te.max(tirx.Select(here, axis.var, int64), axis)
+            return te.max(tirx.Select(here, axis.var.astype("int32"), first), axis)
 
         places = self._stage(call, "place", sizes(var), found)
         if item:
             return self._stage(var, "ids", sizes(var), lambda *at: places(*at).astype(dtype))
         return self._stage(
-            var, "largest", sizes(var), lambda *at: self.formula.at(source, (*at[:-1], places(*at)))
+            *(var, "largest", sizes(var)),
+            lambda *at: self.formula.at(source, (*at[:-1], places(*at).astype("int64"))),
         )
 
     def _gather_elements(self, var: relax.Var, call: relax.Call) -> te.Tensor:
