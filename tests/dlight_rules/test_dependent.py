@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from tvm import te, tirx
+from tvm import s_tir, te, tirx
 from tvm.s_tir import dlight as dl
 from tvm.script import tirx as T
 from tvm.target import Target
@@ -137,8 +137,19 @@ def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     return mod["main"]
 
 
-def test_small_kernels_of_others_wait_and_let_the_next_one_begin() -> None:
-    made = scheduled(doubled, cuda())
+def bound(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function that somebody else made a kernel."""
+    sch = s_tir.Schedule(func)
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    block, thread = sch.split(loop, [None, 128])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    return sch.mod["main"]
+
+
+@pytest.mark.parametrize("func", [doubled, bound(doubled)], ids=["scheduled here", "a kernel"])
+def test_small_kernels_of_others_wait_and_let_the_next_one_begin(func: tirx.PrimFunc) -> None:
+    made = scheduled(func, cuda())
     text = made.script()
     assert text.index(CALL.format("wait")) < text.index(CALL.format("launch_dependents"))
     assert (
