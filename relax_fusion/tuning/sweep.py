@@ -40,7 +40,7 @@ FEW_LAUNCHES, MANY_LAUNCHES = 16, 144
 
 ALONE_S = 2.65e-6
 """A kernel alone in a CUDA graph adds 2.65e-6 seconds more than one more in a row.  Measured on an
-H200: 3.4e-6 (`DeviceSpec.launch_s`) and 0.75e-6 (`2026-11-29-calibrate-h200.log`, where 1.28e-6 was
+H200: 3.4e-6 (`DeviceSpec.launch_s`) and 0.73e-6 (`2026-11-29-calibrate-h200.log`, where this is
 added); assumed elsewhere."""
 
 

@@ -42,9 +42,15 @@ INSTRUCTIONS_PER_WEIGHT = 2.5
 converting x.  Counted."""
 
 NORM_WAIT = 6000
-"""Clocks in which a block has the statistics of its row, before it asks for the first weight: 3 us
-on an H200.  Blocks of each wave normalise anew: 25,000 of two columns took 79 us where 12,600 of
-four took 45.  That was measured with weights that are not packed; packed ones do so once."""
+"""Clocks in which a block has the statistics of its row, before it asks for the first weight, where
+weights are packed: 3 us on an H200."""
+
+NORM_READ = 220
+"""Clocks in which a thread has an element of its row, where weights are not packed: about the
+latency of the second level, as it asks for one at a time, once for an RMSNorm and twice for a
+LayerNorm.  Fitted to 50 times with norms on an H200, whose prices err by 14 % (23 % where rows of
+all lengths wait as long).  Blocks of each wave read anew: 25,000 of two columns took 79 us where
+12,600 of four took 45."""
 
 
 class DotProducts(GpuMatmul):
@@ -132,8 +138,9 @@ def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) 
     issued = weights * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
     # Sums are float32 FMAs on at most as many lanes as there are
     pipes = 2.0 * weights * dev.sm_count * dev.clock_hz / dev.fma_float32_flops_per_s
-    anew = shape.has_norm and not shape.unpacked_bytes
-    norm = NORM_WAIT * plan.block_k / shape.k if anew else 0.0
+    reads = shape.normed_first + {"": 0, "layer": 2}.get(shape.norm, 1)
+    anew = reads * (shape.unpacked_bytes == 0)
+    norm = anew * NORM_READ * plan.block_k / foot.threads  # the part of a step along k
     return Tile(
         rows=1,
         columns=plan.block_n,
