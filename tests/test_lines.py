@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 90_942, 540
+LIBRARY = 90_949, 540
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
 TESTS = 68_709
