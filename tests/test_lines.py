@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 90_949, 540
+LIBRARY = 91_094, 541
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 68_709
+TESTS = 68_748
 """The most lines of Python in ``tests/``."""
 
 

@@ -18,6 +18,7 @@ from ..estimator.families.triton_experts import PAIRS, TILES, ExpertPlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import TensorMap, Workspace
 from ..workload import DynamicDim, ExpertMatmul
+from ..workload.formats import EXPONENT
 from .kernel import KernelOptions
 from .kernels.expert_order import TILE_FIELDS, expert_order
 from .kernels.expert_pairs import expert_pairs
@@ -52,7 +53,7 @@ def expert_steps(
     `workspaces` gets the workspaces, for the plans of other ranges to use the same.
     """
     given = named_operands(work, inputs)
-    names = {"w": "w0", "bias": "bias0", "out": "out0"}
+    names = {"w": "w0", "bias": "bias0", "out": "out0", "scale": "w0_scale"}
     tensors = {n: given.get(names.get(n, n)) for n in ExpertTensors._fields}
     rows = given["x"].ty.shape.values[0]
     rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
@@ -65,6 +66,11 @@ def expert_steps(
 def _form(work: ExpertMatmul) -> ExpertForm:
     gate = work.gate
     form = ExpertForm(work.experts, work.chosen, work.n, work.k, work.layout, work.each)
+    packed = work.packed
+    if packed is not None:
+        form = form._replace(bits=packed.bits, fields=packed.fields, group=packed.group)
+        form = form._replace(zero=packed.zero or 0, number="e2m1" if packed.number else "")
+        form = form._replace(exponents=packed.scale_dtype == EXPONENT)
     if gate is None:
         return form._replace(activation=work.activation or "none")
     return form._replace(

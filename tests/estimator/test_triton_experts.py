@@ -15,6 +15,7 @@ from relax_fusion.estimator.families.triton_experts import (
     tiles_of,
 )
 from relax_fusion.hardware import device
+from relax_fusion.quantization import MXFP4
 from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate, Packed
 
 H200 = device("h200")
@@ -43,7 +44,7 @@ def test_more_tiles_than_experts_are_expected_of_many_rows() -> None:
 
 REFUSED = {
     "dtype is float32": replace(UP, dtype="float32", out_dtype="float32"),
-    "not packed": replace(UP, packed=Packed(4, 32, 7)),
+    "fields": replace(UP, packed=Packed(3, 40, 3)),
     "2000 experts": replace(UP, experts=2000),
     "count to": replace(UP, n=1 << 20),
 }
@@ -113,3 +114,16 @@ def test_pairs_of_the_same_few_experts_are_sorted_sooner() -> None:
         assert isinstance(choice, Choice) and choice.plans.plan_for(1).family == family
     choice = choose(across, H200)  # few programs go through four pairs each
     assert isinstance(choice, Choice) and choice.plans.plan_for(1).family == TILES
+
+
+@pytest.mark.parametrize("form", [Packed(4, 32, 7), Packed(8, 32, 127), MXFP4])
+def test_words_are_read_by_both_kernels(form: Packed) -> None:
+    work = replace(UP, packed=form)
+    plans = [*candidates(work, H200, "triton")]
+    assert {p.family for p in plans} == {PAIRS, TILES} and not any(p.tensor_map for p in plans)
+    choice, dense = choose(work, H200), choose(UP, H200)
+    assert isinstance(choice, Choice) and isinstance(dense, Choice)
+    for mine, other in zip(choice.predictions[:3], dense.predictions[:3], strict=True):
+        assert mine.fused.seconds < other.fused.seconds
+    tile = ExpertPlan(64, 128, 64, num_stages=3, num_warps=4, family=TILES)
+    assert "fit its registers" in "; ".join(violations(tile, work, H200))

@@ -10,9 +10,10 @@ from tvm import relax, tirx
 
 from relax_fusion.estimator.families.triton_experts import ExpertPlan
 from relax_fusion.launch.arguments import OUT
+from relax_fusion.quantization import MXFP4
 from relax_fusion.triton_bridge.experts import ExpertCall
 from relax_fusion.triton_bridge.kernels.experts import ExpertForm, ExpertTensors
-from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate
+from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate, Packed
 
 from .interpreted import Interpreter
 from .launches import Values, launch_of
@@ -151,4 +152,10 @@ WORKS = {
     "sharp": replace(WORK, gate=Gate(sharpness=1.7, offset=1.0), ids_dtype="int32"),
     "summed": replace(WORK, each=True, share="float32", residual=True),
     "gated sum": replace(WORK, gate=Gate(), share="float16"),
+    "words": replace(WORK, gate=CLIPPED, packed=Packed(4, 32, 7)),
+    "bytes": replace(WORK, gate=Gate(), packed=Packed(8, 16, 127)),
+    "summed words": replace(
+        WORK, each=True, share="float32", residual=True, packed=Packed(4, 32, 7)
+    ),
+    "mxfp4": replace(WORK, gate=Gate(), packed=MXFP4),
 }

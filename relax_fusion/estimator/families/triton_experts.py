@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from ...hardware import DeviceSpec
 from ...hardware.instructions import MMA, WARP_GROUP_MMA
 from ...validation import Count, Natural
-from ...workload import DTYPE_BYTES, ExpertMatmul
+from ...workload import DTYPE_BYTES, FLOAT_BYTES, ExpertMatmul, Packed
+from ...workload.formats import E2M1, EXPONENT
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
 from ..gpu_cost import Launch, Rates, predicted, price, price_step, resident_blocks
 from ..limits import SYSTEM_SMEM_BYTES
@@ -52,6 +53,16 @@ LONG_TILES = ((2, 1024, 4), (4, 1024, 4), (4, 256, 1), (8, 256, 1))
 
 WIDE_TILES = ((64, 32, 4), (32, 64, 4), (64, 64, 4))
 """The same where columns lie side by side."""
+
+WORD_TILES = ((4, 1024, 4), (8, 1024, 4), (8, 512, 2), (16, 512, 4), (8, 256, 1))
+"""The same of weights in words."""
+
+UNPACKED = 32
+"""Numbers of a tile that a thread has unpacked, which fit beside its accumulators: with twice as
+many, kernels were compiled with a stack."""
+
+UNPACKING = 4
+"""Instructions for a number of a word, beside the product.  Counted."""
 
 MATRIX_TILES = (
     *((16, 64, 4, 4), (16, 128, 4, 4), (32, 64, 4, 4), (32, 128, 4, 4)),
@@ -106,8 +117,8 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
             return f"the {dev.label} has no tensor cores for {work.dtype}"
-        if work.packed is not None:
-            return "the Triton kernels read weights that are not packed"
+        if work.packed is not None and not _is_unpacked(work.packed):
+            return "the Triton kernels read words of 2, 4 or 8 fields, a scale for each group"
         if work.experts > MOST_EXPERTS:
             return f"there are {work.experts} experts, the Triton kernels take {MOST_EXPERTS}"
         elements = work.columns * work.k
@@ -119,7 +130,8 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
         """Yield tiles of both kernels."""
         work = problem.work
         if not (work.share and (work.gate is not None or work.activation)):
-            for block_n, block_k, warps in LONG_TILES if work.layout == "nk" else WIDE_TILES:
+            sizes = LONG_TILES if work.layout == "nk" else WIDE_TILES
+            for block_n, block_k, warps in WORD_TILES if work.packed else sizes:
                 plan = ExpertPlan(1, block_n, block_k, num_warps=warps, family=PAIRS)
                 yield Offer(plan, last=MOST_ROWS)
         for rows, columns, warps, stages in MATRIX_TILES:
@@ -159,8 +171,11 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
                 yield from _unmapped(plan, problem)
         groups = WARP_GROUP_MMA[work.dtype] in dev.capabilities.matrix_instructions
         fitting = MAX_ACCUMULATORS if groups or plan.family == PAIRS else MAX_OF_WARPS
+        if work.packed is not None and plan.family == TILES:  # which are unpacked in registers
+            sums += ceil_div(plan.block_n * plan.block_k, dev.warp_size * max(plan.num_warps, 1))
+            fitting += UNPACKED
         if sums > fitting:
-            yield f"a thread has {sums} sums, at most {fitting} fit its registers"
+            yield f"a thread has {sums} numbers, at most {fitting} fit its registers"
 
     def price(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Formula:
         """Price the product by the rates of matmuls, and the small launches around it."""
@@ -175,6 +190,8 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
 def _unmapped(plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
     """Yield why weights cannot be read by a tensor map."""
     work, dev = problem.work, problem.dev
+    if work.packed is not None:
+        yield "tensor maps are for weights that are not packed"
     if not dev.capabilities.tma:
         yield f"the {dev.label} has no tensor maps"
     line = (work.k if work.layout == "nk" else work.columns) * DTYPE_BYTES[work.dtype]
@@ -182,6 +199,20 @@ def _unmapped(plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
         yield f"a line of a weight has {line} B, tensor maps need multiples of 16 B"
     if work.layout == "kn" and work.k % plan.block_k:
         yield f"block_k is {plan.block_k}, a tensor map of 'kn' weights needs one that divides k"
+
+
+def _is_unpacked(form: Packed) -> bool:
+    """Tell whether the kernels unpack weights of a format."""
+    whole = form.group > 0 and form.lines == 1 and form.axis == -1 and not form.across
+    whole = whole and form.fields in (2, 4, 8) and form.group % form.fields == 0
+    plain = form.number == "" and form.zero is not None and form.scale_dtype in FLOAT_BYTES
+    mx = form.number == E2M1 and form.scale_dtype == EXPONENT
+    return whole and (plain or mx) and form.turns == 1 and form.limit is None
+
+
+def _stored(work: ExpertMatmul) -> float:
+    """Return the bytes of an element of a weight as it is stored."""
+    return DTYPE_BYTES[work.dtype] if work.packed is None else work.packed.bits / 8
 
 
 def _halves(work: ExpertMatmul) -> int:
@@ -211,14 +242,14 @@ def _pairs_at(
 ) -> Prediction:
     """Return what going through pairs costs: those of an expert that was read before, from L2."""
     rows = rows_at(size)
-    width = DTYPE_BYTES[work.dtype]
     added = work.chosen if work.share else 1
     parts = ceil_div(work.k, plan.block_k)
     moved = float(sum(work.bytes(rows=rows).values()))
-    read = float(rows * work.chosen * work.columns * work.k * width)
+    read = float(rows * work.chosen * work.columns * work.k * _stored(work))
     again = AGAIN * max(0.0, read - work.bytes(rows=rows)["w0"])
     idle = parts * plan.block_k / work.k - 1
     products = plan.block_k * plan.block_n * _halves(work) / foot.threads
+    products *= 1 if work.packed is None else UNPACKING
     launch = Launch(
         rows * work.chosen // added * _column_tiles(plan, work),
         resident_blocks(foot, dev, SYSTEM_SMEM_BYTES),
@@ -238,7 +269,7 @@ def _tiles_at(
     rows = rows_at(size)
     pairs, width = rows * work.chosen, DTYPE_BYTES[work.dtype]
     columns, steps = plan.block_n * _halves(work), ceil_div(work.k, plan.block_k)
-    weight_bytes = columns * plan.block_k * width
+    weight_bytes = columns * plan.block_k * _stored(work)
     flops = 2.0 * plan.block_m * columns * plan.block_k
     moved = float(sum(work.bytes(rows=rows).values()))
     blocks = tiles_of(work, rows, plan.block_m) * _column_tiles(plan, work)
@@ -248,6 +279,7 @@ def _tiles_at(
         dev.sm_count,
         steps=steps,
         ahead=plan.num_stages,
+        instructions=UNPACKING * columns * plan.block_k / foot.threads if work.packed else 0.0,
         tensor_s=flops * dev.sm_count / dev.tensor_flops_per_s(work.dtype),
         clocks=max(1.0, plan.block_m / 64) * plan.block_k * width / 32 * group_clocks(columns),
         fed_bytes=weight_bytes + plan.block_m * plan.block_k * width,

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .expert_words import word_products, words_of
 from .experts import apart, behind_product, expert_at, width_of
 from .gemv import load_row, sum_runs
 
@@ -34,6 +35,22 @@ def weights_at(ptrs, columns, k_index, WIDTH: tl.constexpr, F: tl.constexpr, C: 
         mask = (columns < WIDTH)[:, None] & (k_index < F.k)[None, :]
         w = tl.load(ptrs, mask=mask, other=0.0, eviction_policy="evict_first")
     return w.to(tl.float32)
+
+
+@triton.jit
+def add_words(acc, other, x_row_ptr, share, p, expert, columns, F: tl.constexpr, C: tl.constexpr):
+    """Do as `add_products` with weights in words; sums are ``[n, words]``."""
+    COUNT: tl.constexpr = C.block_k // F.fields
+    WIDTH: tl.constexpr = width_of(F, F.gate == "pairs")
+    columns = tl.minimum(columns, WIDTH - 1)
+    for start in tl.range(0, words_of(F), COUNT, num_stages=C.stages):
+        word = start + tl.arange(0, COUNT)
+        k_index = word[:, None] * F.fields + tl.arange(0, F.fields)[None, :]
+        x = load_row(x_row_ptr, k_index, F.k, F.k % C.block_k == 0) * share
+        if F.gate == "halves":
+            other += word_products(p, expert, columns + F.n, word, x, F)
+        acc += word_products(p, expert, columns, word, x, F)
+    return acc, other
 
 
 @triton.jit
@@ -91,7 +108,7 @@ def expert_pairs(p, F: tl.constexpr, C: tl.constexpr):
     SUMMED: tl.constexpr = p.share is not None
     tl.static_assert(not SUMMED or (F.gate == "none" and F.activation == "none"))
     COUNT: tl.constexpr = F.chosen if SUMMED else 1
-    RUN: tl.constexpr = 8 if F.layout == "nk" else 1
+    RUN: tl.constexpr = F.fields if F.bits else (8 if F.layout == "nk" else 1)
     columns = tile_n * C.block_n + tl.arange(0, C.block_n)
     acc = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
     other = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
@@ -104,7 +121,10 @@ def expert_pairs(p, F: tl.constexpr, C: tl.constexpr):
         share = tl.load(p.share + pair).to(tl.float32) if SUMMED else 1.0
         w_ptr = p.w + expert * (width_of(F, True) * F.k)
         x_row_ptr = p.x + row.to(tl.int64) * F.k
-        acc, other = add_products(acc, other, x_row_ptr, share, w_ptr, columns, F, C)
+        if F.bits:
+            acc, other = add_words(acc, other, x_row_ptr, share, p, expert, columns, F, C)
+        else:
+            acc, other = add_products(acc, other, x_row_ptr, share, w_ptr, columns, F, C)
         if p.bias is not None:
             first, second = load_bias(p, expert, columns, F)
             bias += first * share

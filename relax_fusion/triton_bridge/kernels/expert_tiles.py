@@ -23,13 +23,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .addresses import swizzled_tile
 from .expert_order import TILE_FIELDS
+from .expert_words import unpacked_tile
 from .experts import apart, behind_product, width_of
 from .matmul_pointer import multiply, rows_first
 
 
 @triton.jit
 def weight_tile(
-    w, w_map, expert, tile_n, start, PART: tl.constexpr, F: tl.constexpr, C: tl.constexpr
+    p, w_map, expert, tile_n, start, PART: tl.constexpr, F: tl.constexpr, C: tl.constexpr
 ):
     """Return a tile ``[n, k]`` of an expert's weight, zero beyond the end of k.
 
@@ -37,7 +38,10 @@ def weight_tile(
     their results are not stored.
     """
     COLUMNS: tl.constexpr = width_of(F, True)
-    if w_map is not None:
+    if F.bits:
+        columns = PART * F.n + read_columns(tile_n, F, C)
+        return unpacked_tile(p, expert, columns, start, F, C)
+    elif w_map is not None:
         first = tile_n * C.block_n + PART * F.n
         if F.layout == "nk":
             return w_map.load([expert * COLUMNS + first, start])
@@ -46,7 +50,7 @@ def weight_tile(
     else:
         columns = PART * F.n + read_columns(tile_n, F, C)
         k_index = start + tl.arange(0, C.block_k)
-        ptrs = w + expert.to(tl.int64) * (COLUMNS * F.k)
+        ptrs = p.w + expert.to(tl.int64) * (COLUMNS * F.k)
         if F.layout == "nk":
             ptrs += columns[:, None] * F.k + k_index[None, :]
         else:
@@ -67,7 +71,7 @@ def read_columns(tile_n, F: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def products(x_ptrs, in_rows, w, w_map, expert, tile_n, F: tl.constexpr, C: tl.constexpr):
+def products(x_ptrs, in_rows, p, w_map, expert, tile_n, F: tl.constexpr, C: tl.constexpr):
     """Return float32 ``[m, n]`` products of rows with a tile of columns, and with its other half.
 
     The latter are zeros where gate and up are no halves of the columns.
@@ -81,9 +85,9 @@ def products(x_ptrs, in_rows, w, w_map, expert, tile_n, F: tl.constexpr, C: tl.c
         k_index = start + tl.arange(0, C.block_k)
         x_mask = in_rows if EVEN_K else in_rows & (k_index < F.k)[None, :]
         x = tl.load(x_ptrs + k_index[None, :], mask=x_mask, other=0.0)
-        acc = multiply(weight_tile(w, w_map, expert, tile_n, start, 0, F, C), x, acc, C.swap)
+        acc = multiply(weight_tile(p, w_map, expert, tile_n, start, 0, F, C), x, acc, C.swap)
         if HALVES:
-            other = weight_tile(w, w_map, expert, tile_n, start, 1, F, C)
+            other = weight_tile(p, w_map, expert, tile_n, start, 1, F, C)
             acc_other = multiply(other, x, acc_other, C.swap)
     return rows_first(acc, C.swap), rows_first(acc_other, C.swap)
 
@@ -125,7 +129,7 @@ def expert_tiles(p, order_ptr, tiles_ptr, tiles, F: tl.constexpr, C: tl.constexp
     pair = tl.load(order_ptr + place, mask=in_rows, other=0)
     row = pair if F.each else pair // F.chosen
     x_ptrs = p.x + row.to(tl.int64)[:, None] * F.k
-    acc, other = products(x_ptrs, in_rows[:, None], p.w, w_map, expert, tile_n, F, C)
+    acc, other = products(x_ptrs, in_rows[:, None], p, w_map, expert, tile_n, F, C)
     columns = tile_n * C.block_n + tl.arange(0, C.block_n)
     if p.bias is not None:
         bias_ptr = p.bias + expert.to(tl.int64) * width_of(F, True) + read_columns(tile_n, F, C)

@@ -31,6 +31,8 @@ class ExpertTensors(NamedTuple):
     """``[tokens, n]``"""
     out: Any
     """``[tokens, chosen, n]``, or ``[tokens, n]`` where the pairs of a token are added."""
+    scale: Any = None
+    """Of weights in words, ``[experts, columns, groups]``."""
 
 
 class ExpertForm(NamedTuple):
@@ -55,6 +57,17 @@ class ExpertForm(NamedTuple):
     up_bounds: tuple[float, float] | None = None
     offset: float = 0.0
     """What is added to the up projection."""
+    bits: int = 0
+    """Of a number of a weight in words; 0 where weights are of the dtype of x."""
+    fields: int = 1
+    """Numbers of a word."""
+    group: int = 1
+    """Numbers along k that share a scale."""
+    zero: int = 0
+    number: str = ""
+    """``"e2m1"``, or empty for whole numbers less `zero`."""
+    exponents: bool = False
+    """Whether scales are powers of 2, stored as exponents plus 127."""
 
 
 class ExpertTile(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from relax_fusion.errors import KernelError
-from relax_fusion.estimator import Problem
+from relax_fusion.estimator import Problem, candidates
 from relax_fusion.estimator.families.triton_experts import ExpertPlan, TritonExperts
 from relax_fusion.triton_bridge.compile import try_kernels
 from relax_fusion.triton_bridge.experts import most_tiles
@@ -34,7 +34,7 @@ from ...support.interpreted import Interpreter, Launch
 from ...support.launches import H200, interpreted
 from ...support.slow import sampled
 from ...support.workloads import inputs
-from .compiled import NARROW, SIGNS, stack_bytes
+from .compiled import NARROW, SIGNS, compiled, stack_bytes
 
 PLANS = {"pairs": PAIRS, "tiles": TILES, "tall": TALL, "mapped": MAPPED}
 EVEN, ODD = {"k": 64, "n": 32}, {"k": 72, "n": 40}
@@ -165,6 +165,24 @@ def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: 
             assert re.search(SIGNS[sign], text), sign
             assert sign not in NARROW or not re.search(NARROW["copies"].split("|")[0], text)
         assert not re.search(SIGNS["mma"], text)
+
+
+WORDS = {
+    "q4": replace(WORKS["summed words"], dtype="bfloat16", k=2048, n=768),
+    "mxfp4": replace(WORKS["mxfp4"], k=2880, n=2880),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("family", ["expert_pairs", "expert_tiles"])
+def test_words_are_unpacked_in_registers(name: str, family: str, tmp_path: Path) -> None:
+    work, tiles = WORDS[name], family == "expert_tiles"
+    plans = [p for p in candidates(work, H200, "triton") if p.family == family]
+    made = compiled(work, plans[-1 if tiles else 0], at=int(tiles))
+    text = made.ptx.decode()
+    assert stack_bytes(made.image, tmp_path) == 0 and made.scratch_bytes == 0
+    assert re.search(SIGNS["wgmma" if tiles else "wide loads"], text)
+    assert "cvt.rn.f32.u" not in text and "cvt.rn.f32.s" not in text
 
 
 def test_older_devices_have_tiles_too() -> None:
