@@ -3,6 +3,7 @@
     python -m benchmarks.judge.rates          # what today's rates give: losses, errors, families
     python -m benchmarks.judge.rates --fit    # fits them anew, and prints what it found
     python -m benchmarks.judge.rates --device FILE.json   # prices by a file of `calibrate`
+    python -m benchmarks.judge.rates --tuned  # what the plans lose that `tune` would measure
 
 No GPU is needed: `benchmarks.judge.recorded` reads the times.  What is fitted are the logarithms of
 the fields of `Rates` and of `DEVICE`, by Gauss-Newton steps; errors beyond 12 % count less than
@@ -214,15 +215,57 @@ def prices_of(times: Sequence[Recorded], dev: DeviceSpec) -> list[float]:
     return [1e6 * alone_s(e) for e in times]
 
 
+TUNED, TOGETHER = (8, 16), 4
+"""Plans that are measured of a group, and how many before prices are corrected."""
+
+
+def tuned(times: Sequence[Recorded], prices_us: Sequence[float]) -> str:
+    """Return what the fastest of so many plans loses, where groups have more.
+
+    They are measured in the order of their prices; or the prices of what is left are corrected by
+    those that were measured: of the same kernel where there are some, else of all.
+    """
+    groups: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    for each, us in zip(times, prices_us, strict=True):
+        groups[each.source, each.group].append((us, each.us, each.kind))
+    lines = []
+    for most in TUNED:
+        large = [sorted(some) for some in groups.values() if len(some) > most]
+        for first, how in ((most, "by price"), (TOGETHER, "by corrected prices")):
+            lost = [
+                _least_us(some, first, most) / min(us for _, us, _ in some) - 1 for some in large
+            ]
+            told = f"{statistics.fmean(lost):.2%}, worst {max(lost):.1%}"
+            lines.append(f"{most} plans {how}: {len(lost)} groups, loss {told}")
+    return "\n".join(lines)
+
+
+def _least_us(some: Sequence[tuple[float, float, str]], first: int, most: int) -> float:
+    """Return the least time of those that are measured: the first by price, others corrected."""
+    done, rest = list(some[:first]), list(some[first:])
+    while len(done) < most:
+        over: dict[str, list[float]] = defaultdict(list)
+        for priced, us, kind in done:
+            over[kind].append(math.log(us / priced))
+        every = statistics.fmean(x for logs in over.values() for x in logs)
+        known = {kind: statistics.fmean(logs) for kind, logs in over.items()}
+        rest.sort(key=lambda e: math.log(e[0]) + known.get(e[2], every))
+        step = min(TOGETHER, most - len(done))
+        done, rest = [*done, *rest[:step]], rest[step:]
+    return min(us for _, us, _ in done)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge today's prices, and fit them anew where that is asked for."""
     parser = ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--fit", action="store_true", help="fit the rates anew")
+    parser.add_argument("--tuned", action="store_true", help="judge what tune would measure")
     parser.add_argument("--device", default="h200", help="whose numbers prices are made of")
     args = parser.parse_args(argv)
     dev, times = device_of(make_target(args.device)), records()
     prices = prices_of(times, dev)
-    print(f"{len(times)} times, {dev.label}\n\n{judged(times, prices).text()}")
+    text = tuned(times, prices) if args.tuned else judged(times, prices).text()
+    print(f"{len(times)} times, {dev.label}\n\n{text}")
     if not args.fit:
         return 0
     every = kernels(times, dev)
