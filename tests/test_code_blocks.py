@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .support.code_blocks import ROOT, RUN, SHOWN, blocks_of, program_of
+from .support.code_blocks import ROOT, RUN, SHOWN, blocks_of, program_of, run_program, runner
 from .support.processes import without_torch
 
 PAGES = [
@@ -39,24 +40,39 @@ NEEDED = {
 """What does not run here, by page and by what it needs."""
 
 
+@pytest.fixture(scope="module")
+def plain_runner(shared: Path) -> Iterator[subprocess.Popen[str]]:
+    """Return a runner of programs that do not see PyTorch."""
+    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
+    variables["PYTHONPATH"] += f":{ROOT}"
+    with runner(variables) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def torch_runner(shared: Path) -> Iterator[subprocess.Popen[str]]:
+    """Return a runner of programs that see it."""
+    variables = {"RELAX_FUSION_CACHE_DIR": str(shared / "documented-kernels")}
+    with runner({**os.environ, **variables, "PYTHONPATH": str(ROOT)}) as process:
+        yield process
+
+
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=pytest.mark.slow) if NAMES[p] in LONG else p for p in RUNNING],
     ids=NAMES.get,
 )
-def test_a_page_runs(page: Path, tmp_path: Path, shared: Path) -> None:
+def test_a_page_runs(
+    page: Path, tmp_path: Path, shared: Path, request: pytest.FixtureRequest
+) -> None:
     program = tmp_path / page.with_suffix(".py").name
     program.write_text(program_of(page), encoding="utf-8")
-    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
-    variables["PYTHONPATH"] += f":{ROOT}"
-    if NAMES[page] in TORCH:
-        variables["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-W", "ignore", program.name]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, f"{NAMES[page]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    name = "torch" if NAMES[page] in TORCH else "plain"
+    code, out, err = run_program(request.getfixturevalue(f"{name}_runner"), program)
+    assert code == 0, f"{NAMES[page]}\n{out[-2000:]}\n{err[-4000:]}"
     if page.name == "what_is_fused.md":
         named = re.findall(r"fuse_\w+?_[0-9a-f]{8}_", page.read_text(encoding="utf-8"))
-        assert len(named) == 2 and [name for name in named if name not in done.stdout] == []
+        assert len(named) == 2 and [name for name in named if name not in out] == []
     if page.name == "writing_a_kernel.md":
         assert b"launch_axpy_" in (tmp_path / "axpy.so").read_bytes()
         assert len(blocks_of(page)[0].code) <= 15

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,30 @@ def unit(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """Return the tree of a file, which several tests walk."""
+    return ast.parse(text)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees() -> Iterator[None]:
+    """Give the trees back, which are many objects."""
+    yield
+    parsed.cache_clear()
+
+
+@cache
+def files_below(root: Path) -> frozenset[Path]:
+    """Return the files of a folder."""
+    return frozenset(root.rglob("*.py"))
+
+
 def imported(path: Path) -> list[tuple[int, str]]:
     """Return line and full name of every module that a file imports, wherever it does."""
     package = ["relax_fusion", *path.relative_to(ROOT).parent.parts]
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -74,8 +94,8 @@ def imported_at_once(path: Path) -> set[Path]:
 
     What stands in a function, or is for type checkers alone, is not among them.
     """
-    files, found = set(ROOT.rglob("*.py")), set()
-    statements: list[ast.stmt] = [*ast.parse(path.read_text(encoding="utf-8")).body]
+    files, found = files_below(ROOT), set[Path]()
+    statements: list[ast.stmt] = [*parsed(path.read_text(encoding="utf-8")).body]
     while statements:
         node = statements.pop()
         is_apart = isinstance(node, ast.FunctionDef) or (
@@ -204,7 +224,7 @@ def over_budget(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     length = len(text.splitlines())
     over = [f"{length} lines"] if length > MAX_LINES else []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.FunctionDef):
             lines = code_lines(node)
             arguments = node.args

@@ -6,10 +6,14 @@ Its lines have the numbers that they have on the page, so that an error names th
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -161,3 +165,55 @@ def _run(words: list[str]) -> None:
         subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
     else:
         raise ValueError(f"no program {words[0]!r} for {' '.join(words)}")
+
+
+@contextlib.contextmanager
+def runner(variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that runs programs, each in a process of its own, as `run_program` asks.
+
+    It has imported TVM and the library, which takes longer than most pages.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", __name__]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def run_program(process: subprocess.Popen[str], program: Path) -> tuple[int, str, str]:
+    """Return the exit code of a program that runs in its directory, and what it prints."""
+    assert process.stdin is not None and process.stdout is not None
+    print(program, file=process.stdin, flush=True)
+    code = int(process.stdout.readline())
+    out, err = (program.with_suffix(f".{name}").read_text("utf-8") for name in ("out", "err"))
+    return code, out, err
+
+
+def _serve() -> None:
+    import relax_fusion.pipeline  # noqa: F401  # what the programs would import
+
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            os._exit(_child(Path(line.strip())))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _child(program: Path) -> int:
+    os.chdir(program.parent)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(program.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT), number)
+    try:
+        sys.argv = [str(program)]
+        runpy.run_path(str(program), run_name="__main__")
+        return 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    _serve()
