@@ -37,14 +37,9 @@ PrimFuncs = Mapping[str, Callable[..., Any]]
 class Interpreter:
     """Computes bindings, again and again at other sizes; what it reads of them is kept.
 
-    Parameters
-    ----------
-    functions : mapping of str to callable, optional
-        What the PrimFuncs of those names compute.
-    mod : tvm.IRModule, optional
-        Where other PrimFuncs are.
-    constant : callable, optional
-        Takes the value of a constant and its dtype; returns what it stands for.
+    `functions`: what the PrimFuncs of those names compute.
+    `mod`: where other PrimFuncs are.
+    `constant`: takes the value of a constant and its dtype; returns what it stands for.
     """
 
     def __init__(
@@ -69,23 +64,13 @@ class Interpreter:
     ) -> None:
         """Compute bindings in order and add them to `values`.
 
-        Parameters
-        ----------
-        bindings : sequence of (relax.Var, relax.Expr)
-            What is computed.
-        values : dict of relax.Var to value
-            What they read.
-        sizes : Sizes
-            The sizes of this run.
-        hook : callable, optional
-            Changes the value of a binding.
-        exact : frozenset of relax.Var
-            Those that depend on no data: their dtypes round.
-
-        Raises
-        ------
-        Uninterpreted
-            If an operator is not known, or a result has another type than was inferred.
+        `bindings`: what is computed.
+        `values`: what they read.
+        `sizes`: the sizes of this run.
+        `hook`: changes the value of a binding.
+        `exact`: those that depend on no data: their dtypes round.
+        Raises `Uninterpreted` if an operator is not known, or a result has another type than was
+        inferred.
         """
         with np.errstate(all="ignore"):
             for var, expr in bindings:
@@ -231,23 +216,12 @@ def evaluate(
 ) -> list[Array]:
     """Run a Relax function on float64 copies of its inputs; always return a list of results.
 
-    Parameters
-    ----------
-    func : relax.Function
-        A function without branches.
-    inputs : sequence of numpy.ndarray, int or sequence of int
-        Its arguments: tensors, numbers, shapes.
-    functions : mapping of str to callable, optional
-        What the PrimFuncs of those names compute.
-    hook : callable, optional
-        Changes the value of a binding on the way.
-    mod : tvm.IRModule, optional
-        Where other PrimFuncs are.
-
-    Raises
-    ------
-    Uninterpreted
-        If it has what has no meaning here.
+    `func`: a function without branches.
+    `inputs`: its arguments: tensors, numbers, shapes.
+    `functions`: what the PrimFuncs of those names compute.
+    `hook`: changes the value of a binding on the way.
+    `mod`: where other PrimFuncs are.
+    Raises `Uninterpreted` if it has what has no meaning here.
     """
     interpreter = Interpreter(functions, mod)
     symbols: dict[Any, int] = {}

@@ -15,21 +15,11 @@ Reads: TypeAlias = Mapping[int, Sequence[int]]
 
 
 class Meeting(NamedTuple):
-    """What one function computes.
+    """What one function computes."""
 
-    Parameters
-    ----------
-    nodes : sequence of Node
-        In the order of the block.
-    results : sequence of Node
-        Those that others read.
-    place : tuple of int
-        As early as what it reads allows.
-    """
-
-    nodes: Sequence[Node]
-    results: Sequence[Node]
-    place: Place
+    nodes: Sequence[Node]  # in the order of the block
+    results: Sequence[Node]  # those that others read
+    place: Place  # as early as what it reads allows
 
 
 class Meetings:
@@ -38,14 +28,9 @@ class Meetings:
     Each would be a call, and each number a tensor in memory, as where a tensor is rounded by its
     range.
 
-    Parameters
-    ----------
-    groups : mapping of Group to sequence of Node
-        What each computes, in the order of their results.
-    reads : mapping of int to sequence of int
-        What bindings read.
-    fits : callable
-        Tells of members and results whether one function can have them.
+    `groups`: what each computes, in the order of their results.
+    `reads`: what bindings read.
+    `fits`: tells of members and results whether one function can have them.
     """
 
     def __init__(

@@ -26,18 +26,11 @@ _OLD_SUFFIXES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "Layer
 class Checkpoint:
     """The tensors of a checkpoint by name, read lazily.
 
-    Parameters
-    ----------
-    path : str or Path
-        A directory with ``model.safetensors`` or ``model.safetensors.index.json`` and its shards,
-        or one safetensors file.
-    prefix : str
-        What a checkpoint of the bare model leaves out of its names, such as ``"transformer."``.
-
-    Raises
-    ------
-    CheckpointFileError
-        If a file is missing, truncated or not a safetensors file.
+    `path`: a directory with ``model.safetensors`` or ``model.safetensors.index.json`` and its
+    shards, or one safetensors file.
+    `prefix`: what a checkpoint of the bare model leaves out of its names, such as
+    ``"transformer."``.
+    Raises `CheckpointFileError` if a file is missing, truncated or not a safetensors file.
     """
 
     def __init__(self, path: str | Path, prefix: str = "") -> None:
@@ -63,21 +56,12 @@ class Checkpoint:
     ) -> np.ndarray:
         """Read one tensor, or a part of it, in the type that it is stored in.
 
-        Parameters
-        ----------
-        name : str
-            Its name in a checkpoint of the whole model.
-        shape : tuple[int, ...], optional
-            The shape that it must have.
-        span : tuple[int, int, int], optional
-            An axis, 0 or 1, and where along it the part begins and ends; all of it by default.
-        kinds : tuple[str, ...]
-            Types that it may be stored in, as safetensors calls them.
-
-        Raises
-        ------
-        MissingTensorError, TensorShapeError, WeightsError
-            If it is not there, has another shape, or is quantised or integer.
+        `name`: its name in a checkpoint of the whole model.
+        `shape`: the shape that it must have.
+        `span`: an axis, 0 or 1, and where along it the part begins and ends; all of it by default.
+        `kinds`: types that it may be stored in, as safetensors calls them.
+        Raises `MissingTensorError`, `TensorShapeError` or `WeightsError` if it is not there, has
+        another shape, or is quantised or integer.
         """
         stored = self._stored_name(name)
         file = self._file_of[stored]

@@ -288,15 +288,8 @@ def load_config(path: str | Path) -> Config:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Read the content of a ``config.json``: once, for it may be a pipe.
 
-    Parameters
-    ----------
-    path : str or Path
-        As for `load_config`.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing or is not a JSON object, or `path` is no path.
+    `path`: as for `load_config`.
+    Raises `ConfigError` if the file is missing or is not a JSON object, or `path` is no path.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"path is {shown(path)}, must be a directory or a file")

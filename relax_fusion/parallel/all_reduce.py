@@ -27,14 +27,9 @@ MOST_WORKERS = 8
 class Kernel:
     """One of the two kernels; its grid is for every call the same.
 
-    Parameters
-    ----------
-    name : str
-        Of the function.
-    blocks, threads : int
-        Of its grid, and of a block.
-    unit : int
-        Bytes that a thread moves at once.
+    `name`: of the function.
+    `blocks`, `threads`: of its grid, and of a block.
+    `unit`: bytes that a thread moves at once.
     """
 
     name: str

@@ -32,24 +32,12 @@ _DTYPES = ("float32", "bfloat16", *INTEGER_DTYPES)
 
 
 class LaidKernel(NamedTuple):
-    """The kernel of a matmul that no pass of ours made, with panels in the place of the weight.
+    """The kernel of a matmul that no pass of ours made, with panels in the place of the weight."""
 
-    Parameters
-    ----------
-    argument : int
-        The number of the weight among its parameters.
-    work : NormMatmul
-        What it computes.
-    plan : TilePlan
-        By which the weight is put in panels.
-    kernel : tirx.PrimFunc
-        It is scheduled.
-    """
-
-    argument: int
-    work: NormMatmul
-    plan: TilePlan
-    kernel: tirx.PrimFunc
+    argument: int  # the number of the weight among its parameters
+    work: NormMatmul  # what it computes
+    plan: TilePlan  # by which the weight is put in panels
+    kernel: tirx.PrimFunc  # it is scheduled
 
 
 Maker: TypeAlias = Callable[[tirx.PrimFunc, Target], LaidKernel | None]
@@ -68,12 +56,8 @@ class LayOutWeights:
         elsewhere, too, as one that is tied to an embedding; kernels of some sizes read it as it
         lies.
 
-    Parameters
-    ----------
-    target : Target
-        What the kernels are for.
-    maker : callable, optional
-        Returns kernels of matmuls that no pass of ours made, for weights in panels.
+    `target`: what the kernels are for.
+    `maker`: returns kernels of matmuls that no pass of ours made, for weights in panels.
     """
 
     def __init__(self, target: Target, maker: Maker | None = None):
