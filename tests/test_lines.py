@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 91_009, 541
+LIBRARY = 91_109, 542
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 69_023
+TESTS = 69_045
 """The most lines of Python in ``tests/``."""
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import shown
+from .decoder_parts import Data, Fields, mapping, root, rotary, windows
 from .expert_config import Experts
 from .rope import RopeScaling
-
-Data = Mapping[str, Any]
-Fields = dict[str, Any]
 
 _COMMON = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
@@ -70,22 +68,22 @@ def decoder_fields(data: Data) -> Fields:
 
 
 def _llama(data: Data) -> Fields:
-    return {"output_bias": data.get("attention_bias"), **_rope(data)}
+    return {"output_bias": data.get("attention_bias"), **rotary(data)}
 
 
 def _qwen2(data: Data) -> Fields:
-    return {"attention_bias": True, "output_bias": False, **_windows(data), **_rope(data)}
+    return {"attention_bias": True, "output_bias": False, **windows(data), **rotary(data)}
 
 
 def _qwen3(data: Data) -> Fields:
-    return {"qk_norm": True, **_windows(data), **_llama(data)}
+    return {"qk_norm": True, **windows(data), **_llama(data)}
 
 
 def _mistral(data: Data) -> Fields:
     """Read one window for all layers."""
     window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
     windows = (window,) * layers if window is not None and isinstance(layers, int) else ()
-    return {"windows": windows, **_rope(data)}
+    return {"windows": windows, **rotary(data)}
 
 
 _EXPERTS = (
@@ -124,11 +122,11 @@ def _gpt_oss(data: Data) -> Fields:
     chosen, wide, limit, sharpness = (data.get(name) for name in names)
     experts: Any = (_count(data, 128), chosen, wide, True, (), "gpt_oss", limit, sharpness, True)
     window = data["sliding_window"] or 128
-    scaling = _mapping(data, "rope_scaling") or _GPT_OSS_ROPE
+    scaling = mapping(data, "rope_scaling") or _GPT_OSS_ROPE
     return {
         "experts": Experts(*experts),
         "sinks": True,
-        **_windows({**data, "sliding_window": window}, every=2),
+        **windows({**data, "sliding_window": window}, every=2),
         **_llama({**data, "rope_scaling": scaling}),
     }
 
@@ -138,6 +136,21 @@ def stores_mxfp4(data: Data) -> bool:
     stored = data.get("quantization_config")
     is_mxfp4 = isinstance(stored, Mapping) and stored.get("quant_method") == "mxfp4"
     return is_mxfp4 and data.get("model_type") == "gpt_oss"
+
+
+def _qwen2_moe(data: Data) -> Fields:
+    """Read the network that all tokens go to, beside what Qwen3 has."""
+    found = _qwen3_moe(data)
+    wide, each = (data.get(f"{n}_intermediate_size") for n in ("shared_expert", "moe"))
+    sizes = [size for size in (wide, each) if isinstance(size, int) and size > 0]
+    if len(sizes) < 2 or sizes[0] % sizes[1]:
+        raise ConfigError(
+            f"shared_expert_intermediate_size is {shown(wide)}; must be a multiple of "
+            f"moe_intermediate_size {shown(each)}"
+        )
+    bias = data.get("qkv_bias")
+    biases = {"attention_bias": bias is not False, "output_bias": False, "qk_norm": False}
+    return {**found, **biases, "experts": replace(found["experts"], shared=sizes[0] // sizes[1])}
 
 
 def _phi3(data: Data) -> Fields:
@@ -155,8 +168,8 @@ def _gemma(data: Data) -> Fields:
         "post_norms": True,
         "hidden_act": act,
         "tie_word_embeddings": True if tied is None else tied,
-        "query_scale": _root(scale, -0.5),
-        "embedding_scale": _root(hidden, 0.5),
+        "query_scale": root(scale, -0.5),
+        "embedding_scale": root(hidden, 0.5),
         "attention_softcap": data.get("attn_logit_softcapping"),
         "logit_softcap": data.get("final_logit_softcapping"),
         "output_bias": data.get("attention_bias"),
@@ -164,81 +177,27 @@ def _gemma(data: Data) -> Fields:
 
 
 def _gemma2(data: Data) -> Fields:
-    return {**_gemma(data), **_windows(data, every=2), **_rope(data)}
+    return {**_gemma(data), **windows(data, every=2), **rotary(data)}
 
 
 def _gemma3(data: Data) -> Fields:
     every = data.get("sliding_window_pattern") or data.get("_sliding_window_pattern") or 6
     if not isinstance(every, int) or every < 1:
         raise ConfigError(f"sliding_window_pattern is {shown(every)}; must be an integer from 1 on")
-    rope = _mapping(data, "rope_parameters")
-    local = _mapping(rope, "sliding_attention")
+    rope = mapping(data, "rope_parameters")
+    local = mapping(rope, "sliding_attention")
     if RopeScaling.from_dict(local).kind != "default":
         raise UnsupportedFeatureError(
             f"rope_parameters with sliding_attention {shown(local)} is not supported"
         )
-    wide = _mapping(rope, "full_attention")
+    wide = mapping(rope, "full_attention")
     return {
         **_gemma(data),
-        **_windows(data, every),
-        **_rope({**data, "rope_parameters": wide} if wide else data),
+        **windows(data, every),
+        **rotary({**data, "rope_parameters": wide} if wide else data),
         "qk_norm": True,
         "local_rope_theta": local.get("rope_theta") or data.get("rope_local_base_freq"),
     }
-
-
-def _root(value: Any, power: float) -> Any:
-    """Return a power of a positive number; anything else as it is, which the record refuses."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return float(value) ** power if is_number else value
-
-
-def _windows(data: Data, every: int = 0) -> Fields:
-    """Return how many keys each layer sees; ``every`` how many-th layer has no window."""
-    window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
-    kinds = data.get("layer_types")
-    if not isinstance(layers, int) or isinstance(layers, bool) or layers > 10_000:
-        return {}  # which the checks of the record refuse
-    if every:
-        window = 4096 if window is None else window
-        slides = [(n + 1) % every != 0 for n in range(layers)]
-    else:
-        first = data.get("max_window_layers", 28)
-        uses = bool(data.get("use_sliding_window")) and window is not None
-        slides = [uses and n >= first for n in range(layers)]
-    if kinds is not None:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            raise ConfigError(f"layer_types is {shown(kinds)}; must be a list of {layers} names")
-        for kind in kinds:
-            if kind not in known:
-                raise UnsupportedFeatureError(
-                    f"layer_types with {shown(kind)} is not supported; known: {', '.join(known)}"
-                )
-        slides = [kind == "sliding_attention" and window is not None for kind in kinds]
-    return {"windows": tuple(window if s else None for s in slides) if any(slides) else ()}
-
-
-def _rope(data: Data) -> Fields:
-    """Read the rotary positions in the spellings of transformers 4 and 5."""
-    rope = _mapping(data, "rope_parameters") or _mapping(data, "rope_scaling")
-    for part in (data, rope):
-        if part.get("partial_rotary_factor") not in (None, 1.0):
-            raise UnsupportedFeatureError(
-                f"partial_rotary_factor is {shown(part['partial_rotary_factor'])}; only 1.0 is "
-                "supported"
-            )
-    found: Fields = {"rope_scaling": RopeScaling.from_dict(rope)}
-    if rope.get("rope_theta") is not None:  # as in transformers, before the one beside it
-        found["rope_theta"] = rope["rope_theta"]
-    return found
-
-
-def _mapping(data: Data, key: str) -> Data:
-    value = data.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {shown(value)}; must be a mapping")
-    return value or {}
 
 
 @dataclass(frozen=True)
@@ -306,6 +265,20 @@ _FAMILIES = (
             "num_key_value_heads": 4,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+        },
+    ),
+    _Family(
+        *("Qwen2MoeForCausalLM", "qwen2_moe"),
+        (*_QWEN, *_EXPERTS, *_SPARSE, "shared_expert_intermediate_size", "qkv_bias"),
+        _qwen2_moe,
+        {
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
             "norm_topk_prob": False,
             "decoder_sparse_step": 1,
         },

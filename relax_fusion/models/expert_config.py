@@ -37,6 +37,9 @@ class Experts:
     sharpness: Positive = 1.702
     biases: bool = False
     """Whether the router and the experts add some."""
+    shared: Natural = 0
+    """So many times as wide as an expert is a network that all tokens go to, with a sigmoid of its
+    own as share: experts behind the others, of which each is a part."""
 
     def at(self, layer: int) -> Experts | None:
         """Return the experts of a layer, if it has some."""

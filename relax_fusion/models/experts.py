@@ -13,16 +13,17 @@ from tvm.relax.frontend.nn.core import wrap_nested
 
 from .config import LlamaConfig
 from .expert_config import Experts
-from .layers import ExpertLinear, Recipe, Router, activation, in_float32
+from .layers import ExpertLinear, Recipe, Router, activation, in_float32, slice_rows
 
 
 class LlamaExperts(nn.Module):
     """Gated feed-forward networks; the weights of experts lie one after the other."""
 
     def __init__(self, config: LlamaConfig, experts: Experts) -> None:
-        hidden, wide, self.experts = config.hidden_size, experts.features, experts.count
+        hidden, wide = config.hidden_size, experts.features
         self.form, self.hidden_act = experts, config.hidden_act
-        self.gate = Router(hidden, self.experts, bias=experts.biases)
+        self.experts = experts.count + experts.shared
+        self.gate = Router(hidden, experts.count + (experts.shared > 0), bias=experts.biases)
         self.gate_up_proj = ExpertLinear(hidden, self.experts * 2 * wide, bias=False)
         self.down_proj = ExpertLinear(wide, self.experts * hidden, bias=False)
         if experts.biases:
@@ -34,7 +35,7 @@ class LlamaExperts(nn.Module):
         batch, seq_len, hidden = x.shape
         rows = op.reshape(x, (batch * seq_len, hidden))
         shares, ids = self._routed(rows)
-        chosen = self.form.chosen
+        chosen = self.form.chosen + self.form.shared
         pairs = batch * seq_len * chosen
         numbers = op.reshape(ids, (pairs,))
         wide = op.broadcast_to(op.unsqueeze(rows, 1), (batch * seq_len, chosen, hidden))
@@ -48,13 +49,22 @@ class LlamaExperts(nn.Module):
         """Return shares, in float32, and numbers of experts, ``[tokens, chosen]`` each.
 
         Shares that are divided by their sum are also the softmax of the scores that were chosen.
+        Parts of a network that all tokens go to are chosen behind the others.
         """
-        probabilities = op.softmax(in_float32(self.gate(rows)), axis=-1)
+        scores, count, parts = in_float32(self.gate(rows)), self.form.count, self.form.shared
+        routed = slice_rows(scores, 1, 0, count) if parts else scores
+        probabilities = op.softmax(routed, axis=-1)
         best = relax.op.topk(probabilities._expr, self.form.chosen, axis=-1, ret_type="both")
         shares, ids = wrap_nested(best, "chosen")
         if self.form.renormalised:
             shares = shares / op.sum(shares, axis=-1, keepdims=True)
-        return shares, ids
+        if not parts:
+            return shares, ids
+        size = (rows.shape[0], parts)
+        own = op.broadcast_to(op.sigmoid(slice_rows(scores, 1, count, count + 1)), size)
+        numbers = relax.const(np.arange(count, count + parts, dtype=ids.dtype)[None])
+        numbers = op.broadcast_to(wrap_nested(numbers, "numbers"), size)
+        return op.concat([shares, own], dim=-1), op.concat([ids, numbers], dim=-1)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         """Return the activated gate times the rest."""
@@ -95,14 +105,20 @@ def expert_recipes(config: LlamaConfig, experts: Experts, layer: str) -> dict[st
     first, second, last = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     each = [f"{theirs}.experts.{e}" for e in range(experts.count)]
 
-    def recipe(rows: int, *parts: str) -> Recipe:
-        names = tuple(f"{expert}.{part}.weight" for expert in each for part in parts)
-        return Recipe(names, rows=(rows,) * len(names))
+    wide, shared = experts.features, f"{theirs}.shared_expert"
+    spans = [(n * wide, (n + 1) * wide) for n in range(experts.shared)]
 
+    def recipe(rows: int, axis: int, *parts: str) -> Recipe:
+        names = [f"{expert}.{part}.weight" for expert in each for part in parts]
+        own = [(f"{shared}.{part}.weight", (axis, *span)) for span in spans for part in parts]
+        names, cuts = [*names, *(n for n, _ in own)], [None] * len(names) + [cut for _, cut in own]
+        return Recipe(tuple(names), rows=(rows,) * len(names), spans=tuple(cuts))
+
+    gates = (f"{theirs}.gate.weight", *([f"{shared}_gate.weight"] if spans else []))
     return {
-        f"{layer}.mlp.gate.weight": Recipe((f"{theirs}.gate.weight",)),
-        f"{layer}.mlp.gate_up_proj.weight": recipe(experts.features, first, second),
-        f"{layer}.mlp.down_proj.weight": recipe(config.hidden_size, last),
+        f"{layer}.mlp.gate.weight": Recipe(gates, rows=(experts.count, 1)[: len(gates)]),
+        f"{layer}.mlp.gate_up_proj.weight": recipe(wide, 0, first, second),
+        f"{layer}.mlp.down_proj.weight": recipe(config.hidden_size, 1, last),
     }
 
 

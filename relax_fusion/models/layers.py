@@ -186,6 +186,8 @@ class Recipe:
     """Checkpoint tensors, concatenated along axis 0."""
     rows: tuple[int, ...] = ()
     """Rows of each, where there are several."""
+    spans: tuple[tuple[int, int, int] | None, ...] = ()
+    """Which part of each is taken, where there are parts: an axis, where it begins and ends."""
     transpose: bool = False
     """Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be transposed."""
     stored: tuple[int, ...] | None = None

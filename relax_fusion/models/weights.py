@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import QuantizationError, WeightsError, warn
+from ..errors import QuantizationError, TensorShapeError, WeightsError, warn
 from ..quantization import pack
 from ..validation import plain, shown
 from ..workload.formats import EXPONENT
@@ -193,8 +193,12 @@ def _load(param: ParamSpec, checkpoint: Checkpoint, rank: int) -> np.ndarray:
         return np.ascontiguousarray(value.T) if recipe.transpose else value
     merged = np.empty(param.shape, param.dtype)
     row = 0
-    for name, rows in zip(recipe.names, recipe.rows, strict=True):
-        part = checkpoint.tensor(name, (rows, *param.shape[1:]))
+    spans = recipe.spans or (None,) * len(recipe.names)
+    for name, rows, span in zip(recipe.names, recipe.rows, spans, strict=True):
+        shape = (rows, *param.shape[1:])
+        part = checkpoint.tensor(name, None if span else shape, span)
+        if part.shape != shape:
+            raise TensorShapeError(f"{name!r} has no part of shape {list(shape)} at {span}")
         merged[row : row + rows] = _convert(part, param, name)
         row += rows
     return merged

@@ -11,10 +11,12 @@ from tvm.target import Target
 
 from ..compute.routing import scheduled
 from ..matching.effects import Memory
+from ..matching.movements import cut_of
 from ..matching.pattern import BlockView, is_call, operator_of
 from ..matching.places import MOVES, moved_place
 from ..matching.shapes import dtype_of, elsewhere, product, shape_of
 from ..report.decision import Decision
+from ..tvm_ir import GenericConst
 from .modules import with_kernels
 from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, lead_of, number_of, sizes
 
@@ -23,7 +25,8 @@ MOST_EXPERTS = 1024
 
 _ELEMENTS = (
     *(*ARITHMETIC, *FUNCTIONS, *MOVES, "relax.astype", "relax.where"),
-    *("relax.bitwise_not", "relax.logical_not", "relax.full_like"),
+    *("relax.bitwise_not", "relax.logical_not", "relax.full_like", "relax.concat"),
+    "relax.strided_slice",
 )
 
 
@@ -84,6 +87,13 @@ def _is_step(view: BlockView, var: relax.Var) -> bool:
         return False
     if name == "relax.subtract" and value.args[0].same_as(value.args[1]):
         return False  # TIR takes that for zero, also of NaN and infinities
+    if name == "relax.strided_slice":
+        cut = cut_of(view, var)
+        return cut is not None and cut.axis == rank - 1
+    if name == "relax.concat":
+        along = int(value.attrs.axis or 0) % rank == rank - 1
+        fields = value.args[0].fields if isinstance(value.args[0], relax.Tuple) else ()
+        return along and bool(fields) and all(map(_is_known, fields))
     if name in MOVES:
         rows = tuple(tirx.Var("i", "int64") for _ in shape)
         return shape_of(value.args[0]) is not None and moved_place(value, rows) is not None
@@ -94,6 +104,12 @@ def _is_step(view: BlockView, var: relax.Var) -> bool:
     if name == "relax.scatter_elements":
         return _marks(view, value)
     return all(shape_of(a) is not None for a in value.args if isinstance(a.ty, relax.TensorType))
+
+
+def _is_known(expr: relax.Expr) -> bool:
+    """Tell whether the last size of a tensor is known, and no large one."""
+    shape = shape_of(expr)
+    return bool(shape) and shape is not None and _is_small(shape)
 
 
 def _is_small(shape: list[Any]) -> bool:
@@ -150,11 +166,13 @@ class _Region:
             waiting += [u for u in view.uses(var) if view.index[u] > view.index[var]]
 
     def _follows(self, var: relax.Var, seed: relax.Var) -> bool:
-        """Tell whether a value is there before the choice, or computed of it by steps alone."""
+        """Tell whether a value is there before the choice, constant, or made of it by steps."""
         waiting, index, seen = [var], self.view.index, set[relax.Var]()
         while waiting:
             each = waiting.pop()
             if each in seen or each in self.inside or index.get(each, -1) <= index[seed]:
+                continue
+            if isinstance(self.view.defs[each], GenericConst):
                 continue
             if not _is_step(self.view, each):
                 return False

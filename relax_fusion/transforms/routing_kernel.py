@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from tvm import relax, te, tirx
 
 from ..compute.activations import ACCUMULATE, activate
+from ..matching.movements import cut_of
 from ..matching.pattern import BlockView, is_call
 from ..matching.places import MOVES, Place, moved_place
 from ..matching.shapes import dtype_of, is_one, product, same_shape, shape_of
@@ -67,12 +68,27 @@ class Formula:
             moved = moved_place(value, place)
             assert moved is not None, "refused by `_is_step`"
             return self.at(args[0], moved)
+        if name == "relax.strided_slice":
+            cut = cut_of(self.view, expr)
+            assert cut is not None, "refused by `_is_step`"
+            return self.at(args[0], (*place[:-1], place[-1] * cut.stride + cut.start))
+        if name == "relax.concat":
+            return self._joined(args[0].fields, place)
         if name == "relax.where":
             chosen, this, other = (self._broadcast(a, place) for a in args)
             return tirx.Select(chosen, this, other)
         if name == "relax.full_like":
             return self.at(args[1], ())
         return _function(value, self.at(args[0], place))
+
+    def _joined(self, parts: Sequence[relax.Expr], place: Place) -> tirx.Expr:
+        """Return an element of tensors that lie one behind the other in rows."""
+        first, *others = parts
+        if not others:
+            return self.at(first, place)
+        end = sizes(first)[-1]
+        behind = self._joined(others, (*place[:-1], place[-1] - end))
+        return tirx.if_then_else(place[-1] < end, self.at(first, place), behind)
 
     def _broadcast(self, expr: relax.Expr, place: Place) -> tirx.Expr:
         shape = sizes(expr)

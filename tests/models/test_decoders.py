@@ -69,6 +69,7 @@ LAUNCHES = {
     "Mixtral": 8,
     "Qwen3Moe": 8,
     "GptOss": 8,
+    "Qwen2Moe": 8,
 }
 """Kernels of a layer, that of the cache among them."""
 
@@ -87,7 +88,7 @@ def test_every_chain_is_fused(name: str, dtype: str) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 512}
     if name in ("Qwen2", "Qwen3"):
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
-    elif name == "Qwen3Moe":
+    elif name in ("Qwen2Moe", "Qwen3Moe"):
         fields |= {"use_sliding_window": True, "mlp_only_layers": None}
     elif name in ("Mistral", "Phi3", "Mixtral"):
         del fields["layer_types"]
@@ -151,6 +152,7 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
         ("Qwen2", {"num_experts": 8}, "qwen2 with num_experts 8 is not supported"),
         ("Mixtral", {"num_experts_per_tok": 9}, "is 9; must be at most the 6 experts"),
         ("Qwen3Moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ("Qwen2Moe", {"shared_expert_intermediate_size": 70}, "is 70; must be a multiple of"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
         ("Phi3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": None}, "'longrope'"),

@@ -86,6 +86,14 @@ DECODERS = {
         "mlp_only_layers": [1],
         **_EAGER,
     },
+    "Qwen2Moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 96,
+        "norm_topk_prob": False,
+        **_EAGER,
+    },
     "GptOss": {
         "head_dim": 32,
         "sliding_window": 5,

@@ -34,6 +34,18 @@ def softmax_behind(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]
     return [builder.emit(op.nn.softmax(best[0])), builder.emit(best[1])]
 
 
+def beside_shared(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    """Choose two beside two parts of an expert that all rows go to, whose score is the last."""
+    rows, routed = x.ty.shape[0], x.ty.shape[1] - 1
+    scores = op.strided_slice(x, [1], [0], [routed], assume_inbound=True)
+    best = builder.emit(op.topk(op.nn.softmax(scores), 2, ret_type="both", dtype="int64"))
+    own = op.strided_slice(x, [1], [routed], [routed + 1], assume_inbound=True)
+    share = op.concat([best[0], op.broadcast_to(op.sigmoid(own), [rows, 2])], axis=-1)
+    numbers = relax.const(np.array([[int(routed), int(routed) + 1]]), "int64")
+    numbers = builder.emit(op.broadcast_to(numbers, [rows, 2]))
+    return [builder.emit(share), builder.emit(op.concat([best[1], numbers], axis=-1))]
+
+
 def by_groups(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
     """Choose as DeepSeek-V3 does."""
     rows, bias = x.ty.shape[0], np.linspace(0, 0.3, EXPERTS).astype("float32")
@@ -95,7 +107,7 @@ def same(mod: tvm.IRModule, x: np.ndarray) -> None:
     np.testing.assert_allclose(share, wanted, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups])
+@pytest.mark.parametrize("make", [softmax_first, softmax_behind, beside_shared, by_groups])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_choice_is_one_kernel(make: Make, dynamic: bool) -> None:
     x = np.random.default_rng(0).standard_normal((5 if dynamic else 7, EXPERTS)).astype("float32")
