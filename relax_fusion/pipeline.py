@@ -72,6 +72,7 @@ from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.join_rotations import JoinRotations
 from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.lay_out_weights import LayOutWeights
+from .transforms.moved_operands import ComposeMovements, ReadMoved
 from .transforms.norms import LegalizeNorms
 from .transforms.parts import NameParts, ReadParts
 from .transforms.report_leftovers import ReportLeftovers
@@ -140,6 +141,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         FoldConstants(),
         FuseGroups(options.target, options.report.joined if options.report is not None else None),
         relax.transform.FuseTIR(),
+        ComposeMovements(options.target),
         BindDeviceTargets(options.target),
     ]
 
@@ -160,7 +162,9 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     known = [LayOutWeights(options.target, laid_kernel), MarkFixedArguments(options.target)]
     mends = [DivideShiftedIndices(), ReadWholeBuffers()]
     first = [*appends, *known, schedule_kernels(options), *mends]
-    rest = [*triton, ReadParts(), *exact, *web, *narrow, RoundNarrowFloats(options.target)]
+    joined = options.report.joined if options.report is not None else None
+    reads = [ReadParts(), ReadMoved(options.target, joined)]
+    rest = [*triton, *reads, *exact, *web, *narrow, RoundNarrowFloats(options.target)]
     if (report := options.report) is None:
         return [*first, *rest]
     sources = RecordSources(options.target, report.material.sources)

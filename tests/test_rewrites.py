@@ -56,6 +56,7 @@ from relax_fusion.transforms.annotate import AttachFunctionAttrs
 from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
 from relax_fusion.transforms.join_rotations import JoinRotations
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
+from relax_fusion.transforms.moved_operands import ComposeMovements
 from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.parts import NameParts, ReadParts
 from relax_fusion.transforms.routing import RouteExperts
@@ -80,6 +81,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "AttachNoAlias": AttachNoAlias(),
     "BindDeviceTargets": BindDeviceTargets(H200),
     "CaptureCUDAGraphs": CaptureCUDAGraphs(True),
+    "ComposeMovements": ComposeMovements(CPU),
     "CopyConstants": CopyConstants(),
     "DivideShiftedIndices": DivideShiftedIndices(),
     "EmitTritonKernels": EmitTritonKernels(H200),
@@ -129,7 +131,7 @@ OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachM
 OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
-OTHERS += ("RecordMemory", "RecordTVMMemory", "LayOutWeights", "AddInPlace")
+OTHERS += ("RecordMemory", "RecordTVMMemory", "LayOutWeights", "AddInPlace", "ReadMoved")
 OTHERS += ("AppendInAttention", "TakePositionsOfBatch", "NumberFirstExperts")
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
 of fused functions, CUDA sources, launches and MLC-LLM, whose rewrites have tests of their own."""

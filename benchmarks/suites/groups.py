@@ -85,6 +85,8 @@ class _Apart:
 def pipeline_with(how: str, target: tvm.target.Target, options: dict[str, Any]) -> Any:
     """Return our pipeline, with FuseOps or an opaque operator in place of our plans.
 
+    Our plans also have kernels read what is moved for them where it was, which FuseOps leaves.
+
     Parameters
     ----------
     how : str
@@ -99,8 +101,8 @@ def pipeline_with(how: str, target: tvm.target.Target, options: dict[str, Any]) 
     groups = {"fuseops": [fuse], "apart": []}.get(how, [_Apart(how), fuse])
 
     def lower(options: Any) -> list[tvm.transform.Pass]:
-        passes = [[p] for p in phase2_lower(options)]
-        return [q for p in passes for q in (groups if p[0].info.name == "FuseGroups" else p)]
+        instead = {"FuseGroups": groups, "ComposeMovements": []}
+        return [q for p in phase2_lower(options) for q in instead.get(p.info.name, [p])]
 
     phases = [
         (f, lower if phase is phase2_lower and how != "ours" else phase, d)

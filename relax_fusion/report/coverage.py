@@ -134,8 +134,8 @@ def layer_length(kernels: tuple[str, ...]) -> int | None:
 
 
 def _what_it_does(kernel: str) -> str:
-    """Return a kernel's name without keys of workloads and plans, and without running numbers."""
-    return re.sub(r"_[0-9a-f]{8}_.*|\d+(?=_|$)", "", kernel)
+    """Return a kernel's name without keys of workloads and plans, running numbers, and reshapes."""
+    return re.sub(r"_[0-9a-f]{8}_.*|_reshape\d*|\d+(?=_|$)", "", kernel)
 
 
 def coverage_of(
