@@ -46,7 +46,9 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, LENGTH, WIDTH), torch.randn(batch, WIDTH)
 
 
-@pytest.mark.parametrize(("batch", "runs"), [(1, (1,)), (3, (3,)), (None, (2, 3, 7))])
+@pytest.mark.parametrize(
+    ("batch", "runs"), [(1, (1,)), pytest.param(3, (3,), marks=pytest.mark.slow), (None, (2, 3, 7))]
+)
 def test_a_block_takes_seven_launches(batch: int | None, runs: tuple[int, ...]) -> None:
     """Whether the number of sequences is known or not."""
     torch.manual_seed(0)
