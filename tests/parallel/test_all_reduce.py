@@ -37,7 +37,6 @@ static thread_local Dim blockIdx, threadIdx;
 static thread_local Dim blockDim, gridDim;
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
-static void wait_for_those_in_front() {}
 static void __threadfence() {}
 extern "C" { volatile int stop = 0; }
 
@@ -54,6 +53,14 @@ static thread_local jmp_buf end;
 static void wait() {
   if (stop) longjmp(end, 1);
   std::this_thread::yield();
+}
+
+/* Where blocks of a kernel say that the next may begin, and those in front that they have ended. */
+static thread_local std::atomic<int>*begun, *ended;
+static void wait_for_those_in_front() {
+  while (ended && !*ended) wait();
+  if (threadIdx.x == 0) ++*begun;
+  linger();
 }
 
 /* Half a vector that is on its way: these come in any order, and late. */
@@ -152,11 +159,13 @@ struct Launch {
   long long units, most;
   bool is_two_shot;
   int blocks, threads, at_once;
+  std::atomic<int>*begun, *ended;
 };
 static void run_thread(const Launch* told, Block* block, unsigned index, unsigned thread) {
   blockIdx.x = index, threadIdx.x = thread;
   blockDim.x = told->threads, gridDim.x = told->blocks;
   block_of_this = block;
+  begun = told->begun, ended = told->ended;
   slow = told->rank == 0;
   drawn = (told->rank * 1000003ull + index) * 1000003 + thread + told->units;
   under_way.clear();
@@ -170,7 +179,7 @@ static void run_thread(const Launch* told, Block* block, unsigned index, unsigne
   come(under_way);
 }
 /* Some blocks run at once; one begins, in their order, where another has ended. */
-extern "C" void run(const Launch* told) {
+static void run(const Launch* told) {
   std::atomic<int> next{0};
   auto blocks = [&] {
     for (int index; (index = next++) < told->blocks;) {
@@ -188,6 +197,21 @@ extern "C" void run(const Launch* told) {
   blocks();
   for (auto& place : places) place.join();
 }
+/* A kernel begins when all blocks of the one in front have said so. */
+extern "C" void run_all(Launch* calls, int count) {
+  std::vector<std::atomic<int>> begun(count), ended(count);
+  std::vector<std::thread> kernels;
+  for (int i = 0; i < count; ++i) {
+    calls[i].begun = &begun[i];
+    calls[i].ended = i ? &ended[i - 1] : nullptr;
+    while (i && begun[i - 1] < calls[i - 1].blocks && !stop) std::this_thread::yield();
+    kernels.emplace_back([&, i] {
+      run(&calls[i]);
+      ended[i] = 1;
+    });
+  }
+  for (auto& kernel : kernels) kernel.join();
+}
 """
 
 
@@ -197,6 +221,7 @@ class Launch(ctypes.Structure):
         *(("rank", ctypes.c_int), ("count", ctypes.c_int)),
         *(("units", ctypes.c_longlong), ("most", ctypes.c_longlong), ("two", ctypes.c_bool)),
         *(("blocks", ctypes.c_int), ("threads", ctypes.c_int), ("at_once", ctypes.c_int)),
+        *(("begun", ctypes.c_void_p), ("ended", ctypes.c_void_p)),
     ]
 
 
@@ -236,12 +261,13 @@ def all_workers(
     received = [[np.zeros_like(array) for array in calls] for calls in sent]
 
     def worker(rank: int) -> None:
-        for array, out in zip(sent[rank], received[rank], strict=True):
+        calls = (Launch * len(sent[rank]))()
+        for i, (array, out) in enumerate(zip(sent[rank], received[rank], strict=True)):
             units = (n // kernel.unit for n in (array.nbytes, most))
             pointers = array.ctypes.data, out.ctypes.data, ctypes.addressof(places)
-            two = kernel == TWO_SHOT
-            how = grid.blocks, grid.threads, grid.at_once
-            library.run(ctypes.byref(Launch(*pointers, rank, count, *units, two, *how)))
+            how = kernel == TWO_SHOT, grid.blocks, grid.threads, grid.at_once
+            calls[i] = Launch(*pointers, rank, count, *units, *how)
+        library.run_all(calls, len(calls))
 
     threads = [Thread(target=worker, args=(rank,), daemon=True) for rank in range(count)]
     for thread in threads:
@@ -298,10 +324,10 @@ int cuLaunchKernelEx(const Config* config, void* function, void** args, void** e
       config->grid[1] != 1 || config->block[2] != 1 || config->shared || config->stream ||
       config->count != 1 || config->attributes->id != 6 || config->attributes->value != 1)
     return 1;
-  const Launch told = {*(const void**)args[0], *(void**)args[1], (Workers*)args[2],
-                       *(int*)args[3], *(int*)args[4], *(long long*)args[5], *(long long*)args[6],
-                       two, (int)config->grid[0], 1, 1};
-  run(&told);
+  Launch told = {*(const void**)args[0], *(void**)args[1], (Workers*)args[2], *(int*)args[3],
+                 *(int*)args[4], *(long long*)args[5], *(long long*)args[6], two,
+                 (int)config->grid[0], 1, 1};
+  run_all(&told, 1);
   return 0;
 }
 }
@@ -354,6 +380,7 @@ def test_all_workers_have_the_same_sum(
 @pytest.mark.parametrize(
     ("kernel", "grid", "broken", "by"),
     [
+        (ONE_SHOT, Grid(2, 2, 2), "*calls = call;", "wait_for_those_in_front(), *calls = call;"),
         (ONE_SHOT, Grid(), "(call & 1) * count", "0 * count"),
         (ONE_SHOT, Grid(), "come.y != call || come.w != call", "0"),
         (ONE_SHOT, Grid(), "|| come.w != call", ""),
