@@ -21,9 +21,12 @@ EARLY_S = 0.9e-6
 it begins while that one ends.  Fitted to whole models on an H200 (`2026-11-29-judge_models.md`);
 assumed elsewhere."""
 
-ALL_REDUCES = ((8 << 10, 12.7e-6), (128 << 10, 15.7e-6), (2 << 20, 30e-6), (32 << 20, 147e-6))
-"""Bytes of a worker, and seconds of an all-reduce by NCCL, in float16 between two H200s: each is
-launched by the host by itself."""
+ALL_REDUCES = (
+    *((8 << 10, 2.5e-6), (64 << 10, 2.8e-6), (256 << 10, 3.9e-6), (512 << 10, 7.0e-6)),
+    *((1 << 20, 10.4e-6), (2 << 20, 13.7e-6), (8 << 20, 34.3e-6), (32 << 20, 109.7e-6)),
+)
+"""Bytes of a worker, and seconds of an all-reduce of ours, in float16 between two H200s, among
+others in a CUDA graph (`2026-11-29-parallel.log`)."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def other_s(moved: float, compute_s: float, dev: DeviceSpec) -> float:
 def all_reduce(moved: float, dev: DeviceSpec) -> Prediction | None:
     """Predict an all-reduce of so many bytes between GPUs that are linked as `ALL_REDUCES`' were.
 
-    Between these sizes, and beyond the last, it is linear in the bytes; an all-gather takes no
-    longer than one of what it receives.  None for CPUs, between which none was timed.
+    Between these sizes, and beyond the last, it is linear in the bytes; an all-gather is taken for
+    one of what it receives.  None for CPUs, between which none was timed.
     """
     if dev.kind != "gpu":
         return None

@@ -220,10 +220,10 @@ Each chunk of a part has a flag, so that all are at work at once, in both direct
 
 Who sends numbers has all sums of the call before, so that what it sent for them has been read; who
 sends sums has all numbers, from workers which had sums of the call before where they belong. */
-extern "C" __global__ void two_shot_all_reduce(const uint4* send, uint4* received,
-                                               const __grid_constant__ Workers workers, int rank,
-                                               int count, long long vectors,
-                                               long long most_vectors) {
+extern "C" __global__ void __launch_bounds__(512, 2)
+    two_shot_all_reduce(const uint4* send, uint4* received,
+                        const __grid_constant__ Workers workers, int rank, int count,
+                        long long vectors, long long most_vectors) {
   const unsigned call = count_call(workers.at[rank]);
   wait_for_those_in_front();
   const Exchange all = {workers, rank, count, call, (most_vectors + count - 1) / count};

@@ -39,12 +39,13 @@ class Kernel:
 
 
 ONE_SHOT = Kernel("one_shot_all_reduce", 32, 256, 8)
-TWO_SHOT = Kernel("two_shot_all_reduce", 96, 512, 16)
-"""A third of the blocks sends, another adds: one each for most multiprocessors of any such GPU."""
+TWO_SHOT = Kernel("two_shot_all_reduce", 132, 512, 16)
+"""A third of the blocks sends, another adds.  Two of them fit on a multiprocessor."""
 
 FEW = 1 << 19
 """Bytes that one of two workers sends the one-shot way, which takes twice as many; more workers
-send as many to all others together."""
+send as many to all others together.  This and the other sizes were the fastest of some on two H200s
+(`2026-11-29-parallel.log`)."""
 
 MOST = 1 << 25
 """Bytes of a call of the two-shot kernel, for which there is memory; more take several calls."""

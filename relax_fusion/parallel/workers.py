@@ -78,8 +78,8 @@ class Workers:
         ``"processes"``, or ``"threads"`` of this process, on CPUs only: they start at once, and
         cannot be ended while they compute.
     own_all_reduce : bool
-        All-reduces of 16-bit floats are kernels of this library, and not NCCL's, where up to 8 GPUs
-        are connected by NVLink.
+        All-reduces of 16-bit floats are kernels of this library where NVLink connects up to 8 GPUs.
+        All others are NCCL's, as all are without this.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class Workers:
         *,
         device: Literal["cpu", "cuda"] = "cpu",
         kind: Literal["processes", "threads"] = "processes",
-        own_all_reduce: bool = False,
+        own_all_reduce: bool = True,
     ) -> None:
         self.count, self.device = _checked(count, device, kind), device
         library = None

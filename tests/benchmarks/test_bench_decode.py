@@ -288,7 +288,7 @@ def test_several_gpus_with_processes_in_their_place(run, monkeypatch) -> None:
     entry, text = run(parallel.Parallel, TINY, words, "bench_parallel-batch2-2gpus")
     assert not entry["wrong"] and not entry["failed"]
     assert set(entry["us"]) == {*parallel.OURS, "torch"}
-    assert entry["errors"]["ours"] == entry["errors"]["no graph"] == entry["errors"]["own sums"]
+    assert entry["errors"]["ours"] == entry["errors"]["no graph"] == entry["errors"]["NCCL"]
     assert 0 < entry["apart"] < 2e-3 and entry["sums_us"] == 4 * entry["all_reduce_us"]
     assert "| decode | 6 |" in text
 

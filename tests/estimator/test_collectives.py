@@ -28,8 +28,9 @@ def test_figures_are_met_and_joined_by_lines() -> None:
         middle = all_reduce((less + more) / 2, H200)
         assert middle.seconds == pytest.approx((least + most) / 2)
     assert all_reduce(2, H200).seconds == ALL_REDUCES[0][1]
-    last, before = all_reduce(64 << 20, H200).seconds, ALL_REDUCES[-1][1]
-    assert last == pytest.approx(before + (before - 30e-6) * 32 / 30)
+    (less, least), (more, most) = ALL_REDUCES[-2:]
+    beyond = most + (most - least) * more / (more - less)
+    assert all_reduce(2 * more, H200).seconds == pytest.approx(beyond)
     bounds = [all_reduce(moved, H200).bound for moved in (8 << 10, 8 << 20)]
     assert bounds == ["latency", "dram"]
     assert all_reduce(8 << 10, CPU) is None

@@ -32,6 +32,7 @@ EMULATOR = r"""
 #define FUNCTION inline
 #define __global__
 #define __grid_constant__
+#define __launch_bounds__(threads, blocks)
 struct Dim { unsigned x; };
 static thread_local Dim blockIdx, threadIdx;
 static thread_local Dim blockDim, gridDim;
@@ -320,7 +321,7 @@ struct Config {
 };
 int cuLaunchKernelEx(const Config* config, void* function, void** args, void** extra) {
   const bool two = function == (void*)&two_shot_all_reduce;
-  if (config->grid[0] != (two ? 96 : 32) || config->block[0] != (two ? 512 : 256) || extra ||
+  if (config->grid[0] != (two ? 132 : 32) || config->block[0] != (two ? 512 : 256) || extra ||
       config->grid[1] != 1 || config->block[2] != 1 || config->shared || config->stream ||
       config->count != 1 || config->attributes->id != 6 || config->attributes->value != 1)
     return 1;
@@ -355,7 +356,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         (ONE_SHOT, 3, "bfloat16", Grid()),
         (ONE_SHOT, 8, "float16", Grid()),
         (ONE_SHOT, 2, "float16", Grid(3, 2, 3)),
-        (TWO_SHOT, 2, "float16", Grid(96)),
+        (TWO_SHOT, 2, "float16", Grid(132)),
         (TWO_SHOT, 2, "float16", Grid(6, 3, 6)),
         (TWO_SHOT, 2, "bfloat16", Grid(9, 2, 2)),
         (TWO_SHOT, 3, "bfloat16", Grid(3)),

@@ -81,7 +81,7 @@ def built(library: Library) -> Path:
 
 
 @contextmanager
-def started(count: int, device: str, limit: float, own: bool = False) -> Iterator[Workers]:
+def started(count: int, device: str, limit: float, own: bool = True) -> Iterator[Workers]:
     """Have workers, which are ended after some seconds whatever they do."""
     with Workers(count, device=device, own_all_reduce=own) as workers:  # type: ignore[arg-type]
         late = threading.Event()

@@ -4,8 +4,8 @@
 
 One run on a machine with as many NVIDIA GPUs. The model is a LLaMA with random weights that all
 contenders draw alike, float16, on the GPUs. ``one GPU`` and ``ours`` are what users call, a token
-with a full context, or a prompt; ``no graph`` launches what a token takes one by one, ``own sums``
-has all-reduces by kernels of ours. PyTorch's step has weights cut as ours, NCCL by
+with a full context, or a prompt; ``no graph`` launches what a token takes one by one, ``NCCL`` has
+all-reduces that are not our kernels. PyTorch's step has weights cut as ours, NCCL by
 `torch.distributed`, and is a CUDA graph on each worker: ``torch`` of its operators, and
 ``torch.compile`` of its compiled layers. The floor is the bytes of a GPU at the bandwidth of a
 copy, or its operations, and two all-reduces a layer as a graph of all-reduces takes them. Logits
@@ -35,7 +35,7 @@ from benchmarks.targets import floor_us
 from relax_fusion import models
 from relax_fusion.models import LlamaConfig
 
-OURS, TORCH = ("one GPU", "ours", "no graph", "own sums"), ("torch", "torch.compile")
+OURS, TORCH = ("one GPU", "ours", "no graph", "NCCL"), ("torch", "torch.compile")
 LEAST = {
     ("decode", 1, 2): 1.6,
     ("decode", 8, 2): 1.65,
@@ -136,7 +136,7 @@ class Parallel(Steps):
             self.library(item, name)
             for item in items
             for name in self.asked(item)
-            if name in OURS and name != "own sums"
+            if name in OURS and name != "NCCL"
         ]
         building.fill_cache(built, [library for library in needed if not library.path.exists()])
 
@@ -171,9 +171,9 @@ class Parallel(Steps):
         """Time ours on one worker or on all; return the logits."""
         from benchmarks.suites.decode import shard
 
-        library = self.library(item, "ours" if name == "own sums" else name)
+        library = self.library(item, "ours" if name == "NCCL" else name)
         path, job = built(library), self.job(library)
-        with started(library.shards, DEVICE, self.args.limit, name == "own sums") as workers:
+        with started(library.shards, DEVICE, self.args.limit, name != "NCCL") as workers:
             return self.noted(workers.call(shard.ours, job, str(path)), name, found)
 
     def of_torch(self, item: str, names: Sequence[str], found: Entry) -> dict[str, Any]:
