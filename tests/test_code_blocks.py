@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,20 +43,17 @@ NEEDED = {
 
 
 @pytest.fixture(scope="module")
-def plain_runner(shared: Path) -> Iterator[subprocess.Popen[str]]:
-    """Return a runner of programs that do not see PyTorch."""
-    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
-    variables["PYTHONPATH"] += f":{ROOT}"
-    with runner(variables) as process:
-        yield process
+def runner_of(shared: Path) -> Iterator[Callable[[bool], subprocess.Popen[str]]]:
+    """Return what starts a runner of programs that see PyTorch, or of those that do not."""
+    with ExitStack() as stack:
 
+        @cache
+        def started(sees_torch: bool) -> subprocess.Popen[str]:
+            variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
+            paths = "" if sees_torch else f"{variables['PYTHONPATH']}:"
+            return stack.enter_context(runner({**variables, "PYTHONPATH": f"{paths}{ROOT}"}))
 
-@pytest.fixture(scope="module")
-def torch_runner(shared: Path) -> Iterator[subprocess.Popen[str]]:
-    """Return a runner of programs that see it."""
-    variables = {"RELAX_FUSION_CACHE_DIR": str(shared / "documented-kernels")}
-    with runner({**os.environ, **variables, "PYTHONPATH": str(ROOT)}) as process:
-        yield process
+        yield started
 
 
 @pytest.mark.parametrize(
@@ -62,13 +61,10 @@ def torch_runner(shared: Path) -> Iterator[subprocess.Popen[str]]:
     [pytest.param(p, marks=pytest.mark.slow) if NAMES[p] in LONG else p for p in RUNNING],
     ids=NAMES.get,
 )
-def test_a_page_runs(
-    page: Path, tmp_path: Path, shared: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_page_runs(page: Path, tmp_path: Path, runner_of: Any) -> None:
     program = tmp_path / page.with_suffix(".py").name
     program.write_text(program_of(page), encoding="utf-8")
-    name = "torch" if NAMES[page] in TORCH else "plain"
-    code, out, err = run_program(request.getfixturevalue(f"{name}_runner"), program)
+    code, out, err = run_program(runner_of(NAMES[page] in TORCH), program)
     assert code == 0, f"{NAMES[page]}\n{out[-2000:]}\n{err[-4000:]}"
     if page.name == "what_is_fused.md":
         named = re.findall(r"fuse_\w+?_[0-9a-f]{8}_", page.read_text(encoding="utf-8"))
