@@ -16,7 +16,7 @@ _PRODUCT = "acc"
 
 
 def emit(work: ExpertMatmul, plan: TilePlan, target: Target) -> tirx.PrimFunc:
-    """Return the kernel: on a CPU a task, on a GPU a block, for each tile of each row."""
+    """Return the kernel: on a CPU a task for a tile of rows and columns, on a GPU a block of each."""
     sch = s_tir.Schedule(reference_prim_func(work.graph))
     gpu = is_gpu(target)
     if plan.lanes > 1:
@@ -24,7 +24,12 @@ def emit(work: ExpertMatmul, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     *rows, columns = sch.get_loops(sch.get_sblock("out0"))
     tile = min(plan.block_n, work.n)
     outer, inner = sch.split(columns, [None, tile])
-    task = sch.fuse(*rows, outer)
+    if plan.block_m > 1:  # rows that share a tile of columns, whose weights stay in the caches
+        tiles, row = sch.split(rows[0], [None, plan.block_m])
+        sch.reorder(tiles, outer, row, *rows[1:], inner)
+        task, row = sch.fuse(tiles, outer), [row, *rows[1:]][-1]
+    else:
+        task = row = sch.fuse(*rows, outer)
     if gpu:
         sch.bind(task, "blockIdx.x")
         sch.bind(inner, "threadIdx.x")
@@ -32,10 +37,11 @@ def emit(work: ExpertMatmul, plan: TilePlan, target: Target) -> tirx.PrimFunc:
         sch.parallel(task)
     blocks = [b for b in sch.get_child_blocks(sch.get_sblock("root")) if _name(sch, b) != "out0"]
     for block in reversed(blocks):
-        sch.compute_at(block, inner if gpu else task)
+        sch.compute_at(block, inner if gpu else row)
         sch.set_scope(block, 0, "local")
+    depth = 1 if plan.block_m == 1 else 1 + len(rows)
     for block in () if gpu else blocks:
-        _in_lanes(sch, block, columns=work.layout == "kn" and tile > 1)
+        _in_lanes(sch, block, depth, columns=work.layout == "kn" and tile > 1)
     return sch.mod["main"]
 
 
@@ -52,9 +58,12 @@ def _split_sums(sch: s_tir.Schedule, lanes: int) -> None:
             sch.rfactor(part, 3)
 
 
-def _in_lanes(sch: s_tir.Schedule, block: object, columns: bool) -> None:
-    """Compute parts of a sum at once, or columns where those lie next to each other."""
-    name, (_, *inside) = _name(sch, block), sch.get_loops(block)
+def _in_lanes(sch: s_tir.Schedule, block: object, depth: int, columns: bool) -> None:
+    """Compute parts of a sum at once, or columns where those lie next to each other.
+
+    The block's own loops are those behind the first `depth`.
+    """
+    name, inside = _name(sch, block), sch.get_loops(block)[depth:]
     if is_number(sch.get(block).iter_vars[-1].dom.extent, 1):  # it has no loop over that
         return
     if name.endswith("_rf"):

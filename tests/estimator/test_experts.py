@@ -32,6 +32,16 @@ def test_it_is_priced_below_what_gathers(name: str) -> None:
     assert all(p.fused.seconds < p.unfused.seconds for p in choice.predictions)
 
 
+def test_rows_of_a_prompt_share_tiles_of_weights() -> None:
+    for experts, chosen in ((128, 8), (8, 2)):
+        rows = DynamicDim("rows")
+        work = replace(GATED, rows=rows, experts=experts, chosen=chosen, dtype="float32")
+        choice = choose(replace(work, out_dtype="float32"), device("cpu"))
+        assert isinstance(choice, Choice)
+        few, many = (choice.plans.plan_for(rows).block_m for rows in (1, 1024))
+        assert few == 1 < many
+
+
 def test_a_plan_of_other_numbers_is_refused() -> None:
     dev = device("cpu")
     found = choose(GATED, dev)
@@ -39,7 +49,10 @@ def test_a_plan_of_other_numbers_is_refused() -> None:
     plan = found.plans.plan_for(1)
     wrong = replace(plan, block_m=2, block_k=1024, lanes=3)
     text = "; ".join(violations(wrong, GATED, dev))
-    assert "takes 1 row" in text and "must be k=2048" in text and "lanes is 3" in text
+    assert "takes 1 row on a GPU" in "; ".join(
+        violations(replace(wrong, num_warps=1), GATED, device("h200"))
+    )
+    assert "must be k=2048" in text and "lanes is 3" in text
 
 
 def test_what_no_kernel_computes_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, ExpertMatmul
@@ -18,6 +19,10 @@ FAMILY = "experts"
 
 COLUMNS = (16, 32, 64, 128)
 """Columns of a task; of a GPU's block, a thread each."""
+
+ROWS = (1, 16, 128)
+"""Rows of a task on a CPU, which goes through their pairs: weights of experts that several of them
+go to are read again from the caches."""
 
 LANES = 16
 """The most parts of a dot product that a processor adds at once."""
@@ -42,16 +47,18 @@ class Experts(KernelFamily[ExpertMatmul]):
         """Yield numbers of columns."""
         work, gpu = problem.work, problem.dev.kind == "gpu"
         lanes = power_dividing(work.k, LANES) if work.layout == "nk" and not gpu else 1
-        for columns in (c for c in COLUMNS if c == COLUMNS[0] or c < 2 * work.n):
-            warps = ceil_div(columns, problem.dev.warp_size) if gpu else 0
-            yield Offer(TilePlan(1, columns, work.k, lanes=lanes, num_warps=warps, family=FAMILY))
+        columns = (c for c in COLUMNS if c == COLUMNS[0] or c < 2 * work.n)
+        for rows, wide in product(ROWS[:1] if gpu else ROWS, columns):
+            warps = ceil_div(wide, problem.dev.warp_size) if gpu else 0
+            plan = TilePlan(rows, wide, work.k, lanes=lanes, num_warps=warps, family=FAMILY)
+            yield Offer(plan)
 
     def violations(self, plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
         """Yield which numbers the kernels have not."""
         work, gpu = problem.work, problem.dev.kind == "gpu"
         yield from one_stage(plan)
-        if plan.block_m != 1:
-            yield f"block_m is {plan.block_m}, family {FAMILY!r} takes 1 row"
+        if gpu and plan.block_m != 1:
+            yield f"block_m is {plan.block_m}, family {FAMILY!r} takes 1 row on a GPU"
         if plan.block_k != work.k:
             yield f"block_k is {plan.block_k}, must be k={work.k}"
         most = problem.dev.max_threads_per_block if gpu else None
@@ -83,12 +90,22 @@ def _tasks(work: ExpertMatmul, plan: TilePlan, rows: int) -> tuple[int, int]:
 
 
 def _on_cpu(work: ExpertMatmul, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
+    tile = min(rows, plan.block_m)
+    tiles = ceil_div(rows, plan.block_m)
     tasks, elements = _tasks(work, plan, rows)
+    tasks, elements = tasks // rows * tiles, elements * tile
+    tasks //= 1 if work.share or plan.block_m == 1 else work.chosen
+    elements *= work.chosen if not work.share and plan.block_m > 1 else 1
     lanes = min(plan.lanes if work.layout == "nk" else plan.block_n, dev.vector_bytes // 4)
-    cycles = elements / lanes + elements * _stored(work) * dev.l3_cycles_per_byte
+    touched, stored = work.touched(tile), _stored(work)
+    kept = touched * plan.block_n * (work.columns // work.n) * work.k * stored <= dev.l2_bytes
+    again = touched / (tile * work.chosen) if kept else 1.0
+    cycles = elements / lanes + elements * stored * dev.l3_cycles_per_byte * again
     if work.packed is not None:
         cycles += elements * UNPACK_CYCLES_BY_ELEMENT[work.layout]
     moved = float(sum(work.bytes(rows=rows).values()))
+    if work.bytes(rows=rows)["w0"] > dev.sm_count * dev.l2_bytes:  # each tile reads them
+        moved += (tiles * touched - work.touched(rows)) * work.columns * work.k * stored
     traffic = Traffic(ceil_div(tasks, dev.sm_count) * cycles, moved, 0.0, 1, tasks)
     return finish(traffic, dev, work.flops(rows=rows))
 
