@@ -11,6 +11,7 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute import description
+from ..compute.thread_sums import lost_reductions
 from ..errors import Decline, Reason, SchedulingError
 from ..estimator.ranges import served
 from ..estimator.registry import is_launched, table_of
@@ -134,7 +135,8 @@ def schedule_by(
 ) -> tuple[s_tir.Schedule | None, Scheduling]:
     """Return the first schedule that a rule has for `func`, and the record of it.
 
-    One for a GPU that leaves accesses of its memory to the host counts as none.
+    One for a GPU that leaves accesses of its memory to the host counts as none, as does one whose
+    sums over threads TVM would not see.
     """
     described = description(func)
     if described is not None and all(is_launched(plan) for _, plan in served(*described)):
@@ -144,15 +146,24 @@ def schedule_by(
         result = _attempt(rule, func, target)
         if isinstance(result, s_tir.Schedule):
             made = result.mod["main"]
-            left = host_accesses(made.body) if is_gpu(target) else []
-            if not left:
+            why = _unfit(made) if is_gpu(target) else ""
+            if not why:
                 attrs = made.attrs or {}
                 plans = table_of(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else None
                 return result, Scheduling(name, rule_name(rule), plans, tuple(refusals))
-            result = Decline(Reason.SCHEDULE, f"it leaves {', '.join(left)} to the host")
+            result = Decline(Reason.SCHEDULE, why)
         if isinstance(result, Decline):
             refusals.append((rule_name(rule), result))
     return None, Scheduling(name, "", None, tuple(refusals))
+
+
+def _unfit(func: tirx.PrimFunc) -> str:
+    """Return why a schedule for a GPU cannot be taken; nothing if it can."""
+    if left := host_accesses(func.body):
+        return f"it leaves {', '.join(left)} to the host"
+    if lost := lost_reductions(func):
+        return f"{lost} of its reductions over threads would be lost"
+    return ""
 
 
 def rule_name(rule: ScheduleRule) -> str:

@@ -81,7 +81,7 @@ def side_by_side(bodies: Sequence[tirx.Stmt], on_gpu: bool) -> tirx.Stmt:
         var = tirx.Var(whole.loop_var.name, whole.loop_var.ty)
         inside = var < count
         condition = tirx.op.tvm_thread_invariant(inside) if on_gpu else inside
-        first, second = _at(whole, var), _at(body, var - count)
+        first, second = _at(whole, var, on_gpu), _at(body, var - count, on_gpu)
         both = tirx.IfThenElse(condition, first, second)
         extent, kind, thread = count + body.extent, whole.kind, whole.thread_binding
         whole = tirx.For(var, whole.min, extent, kind, both, thread, whole.annotations)
@@ -102,11 +102,17 @@ def _alike(one: tirx.Stmt, other: tirx.Stmt) -> bool:
     return same and all(structural_equal(first[tag], second[tag]) for tag in first)
 
 
-def _at(loop: tirx.For, index: tirx.Expr) -> tirx.Stmt:
-    """Return one iteration of a loop."""
-    return structural_map(
-        loop.body, (ir.Var, lambda var: index if var.same_as(loop.loop_var) else var)
+def _at(loop: tirx.For, index: tirx.Expr, on_gpu: bool) -> tirx.Stmt:
+    """Return one iteration of a loop.
+
+    On a GPU, the index has a name: TVM would see that the common loop has another extent, which
+    quotients of the index may not divide, and leave out sums over threads.
+    """
+    named = tirx.Var(loop.loop_var.name, loop.loop_var.ty) if on_gpu else index
+    body = structural_map(
+        loop.body, (ir.Var, lambda var: named if var.same_as(loop.loop_var) else var)
     )
+    return tirx.SeqStmt([tirx.Bind(named, index), body]) if on_gpu else body
 
 
 def _sequence(statements: list[tirx.Stmt]) -> tirx.Stmt:

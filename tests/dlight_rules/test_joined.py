@@ -11,6 +11,7 @@ from tvm import ir
 
 from relax_fusion import host_target, make_target
 from relax_fusion.canonical import FuseNormRotation
+from relax_fusion.compute.thread_sums import lost_reductions
 from relax_fusion.dlight_rules import JoinedRule
 from relax_fusion.mlc.repairs import RunThreadsInTurn
 from relax_fusion.transforms.join_rotations import JoinRotations
@@ -84,6 +85,8 @@ def test_one_that_is_made_of_the_other_stays_apart() -> None:
 
 KERNELS = {
     "heads": (("2", "5"), (4, 2), 32, False, 1),
+    "an odd number of blocks": (("1", "5"), (4, 2), 16, False, 1),
+    "blocks of three heads": (("1", "7"), (12, 5), 8, False, 1),
     "heads of symbolic rows": (("b", "s"), (4, 1), 32, False, 1),
     "rows of many threads": (("2", "5"), (16, 16), 64, True, 1),
     "rows of other threads": (("2", "s"), (64, 8), 32, True, 2),
@@ -98,6 +101,7 @@ def test_numbers(name: str, target: str) -> None:
     gpu = make_target("h200")
     kernel = JoinedRule().attempt(func, host_target() if target == "llvm" else gpu).mod["main"]
     if target == "h200":
+        assert lost_reductions(kernel) == 0
         source = compiled(kernel, gpu).mod.imports[0].inspect_source()
         assert source.count("__global__") == 2 * kernels  # declared, then defined
         kernel = RunThreadsInTurn()(tvm.IRModule({"main": kernel}))["main"]
