@@ -31,6 +31,11 @@ def composed(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     if not stages or any(s.reduced for s in stages) or stages[-1].buffer != func.params[1]:
         return None
     by_buffer: dict[tirx.Var, Stage] = {s.buffer: s for s in stages}
+    reads: dict[tirx.Var, int] = {}
+    for stage in stages:
+        reads[stage.buffer] = sum(reads.get(load.source, 1) for load in loads_of(stage.value))
+    if not 0 < reads[func.params[1]] <= MOST_LOADS:
+        return None
 
     def inlined(load: TensorLoad) -> tirx.Expr:
         stage = by_buffer.get(load.source)
@@ -40,8 +45,7 @@ def composed(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
         return structural_map(substitute(stage.value, at), (TensorLoad, inlined), order="post")
 
     value = structural_map(stages[-1].value, (TensorLoad, inlined), order="post")
-    loads = loads_of(value)
-    if not 0 < len(loads) <= MOST_LOADS or any(x.source != func.params[0] for x in loads):
+    if any(load.source != func.params[0] for load in loads_of(value)):
         return None
     if _moved(value, lambda load: load) is None:
         return None
@@ -100,6 +104,11 @@ class Formula:
         if _moved(store.value, lambda load: load) is None:
             return None
         return cls(at, tuple(map(int, made.ty.shape)), store.value, source)
+
+    @property
+    def loads(self) -> int:
+        """How many loads an element is chosen of."""
+        return len(loads_of(self.value))
 
     def behind(self, first: Formula) -> Formula:
         """Return what this one makes of what `first` has made."""

@@ -15,7 +15,7 @@ from ..matching.effects import Memory, free_vars
 from ..matching.pattern import is_call
 from ..report.decision import Joining
 from .modules import functions_of, rewritten, with_functions
-from .moved_formula import MOVED_ATTR, Formula, composed, with_moved
+from .moved_formula import MOST_LOADS, MOVED_ATTR, Formula, composed, with_moved
 
 
 @tvm.transform.module_pass(opt_level=0, name="ComposeMovements")
@@ -134,7 +134,8 @@ class _Reader(relax.PyExprMutator):
             value = self.memory.values[reader]
             behind = self._formula(value)
             if behind is not None:
-                ends = self._ends(reader, behind.behind(formula).simple())
+                made = behind.behind(formula).simple()
+                ends = self._ends(reader, made) if made.loads <= MOST_LOADS else None
                 if ends is None:
                     return None
                 found += ends

@@ -44,7 +44,16 @@ READ = {
 }
 TAIL = "; m = R.matmul(t, w); y = R.nn.relu(m)"
 ROWS, MOVED = READ["rows"]
+ROLLED = (
+    ROWS,
+    "; ".join(
+        f"c{n} = R.concat((R.strided_slice(c{n - 1}, axes=[0], begin=[{n}], end=[40]), "
+        f"R.strided_slice(c{n - 1}, axes=[0], begin=[0], end=[{n}])), axis=0)"
+        for n in range(1, 5)
+    ).replace("c0", "x"),
+)
 KEPT = {
+    "an element is one of 16": (ROLLED[0], f"{ROLLED[1]}; t = R.flip(c4, axis=1){TAIL}", "y"),
     "it is a result": (ROWS, MOVED + TAIL, "(y, t)"),
     "others read it": (ROWS, MOVED + TAIL + "; z = R.sum(R.exp(t), axis=[1])", "(y, z)"),
     "a size is symbolic": ("x[n,12] w[n,16]", "t = R.permute_dims(x, axes=[1, 0])" + TAIL, "y"),
