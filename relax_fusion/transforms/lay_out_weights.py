@@ -112,7 +112,8 @@ class _Layer(relax.PyExprMutator):
             return call
         if gvar not in self.made:
             found = self.options.maker(self.mod[gvar], self.options.target)
-            self.made[gvar] = None if found is None else (self._added(gvar, found.kernel), found)
+            packs = found is not None and _keeps_size(found.plan, found.work.dtype)
+            self.made[gvar] = (self._added(gvar, found.kernel), found) if found and packs else None
         known = self.made[gvar]
         if known is None or not self._is_own(args[known[1].argument]):
             return call

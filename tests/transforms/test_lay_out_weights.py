@@ -28,6 +28,7 @@ from ..support.triton_modules import module_of
 SMALL = NormMatmul(5, 16, (Projection(24, "nk", ()),), None, "float32", "float32")
 PLAN = PlanTable.single(panels(SMALL, (3, 8), 4))
 COLUMNS = 768
+VNNI = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake", "num-cores": 2})
 LINES = TilePlan(3, 8, 16, reg_m=3, reg_n=8, lanes=4, family="cpu_tiles")
 
 
@@ -134,21 +135,21 @@ def integers(rows: int | str, read: str = "") -> tuple[ir.IRModule, np.ndarray]:
 @pytest.mark.parametrize("rows", [1, 7, "n"])
 def test_a_matmul_that_no_pattern_takes(rows: int | str) -> None:
     mod, weight = integers(rows)
-    target = quick_host()
-    after = LayOutWeights(target, laid_kernel)(lowered(mod, target)[0])
-    assert is_laid(after)
+    assert is_laid(LayOutWeights(VNNI, laid_kernel)(lowered(mod, VNNI)[0]))
     rng = np.random.default_rng(5)
     x = rng.integers(-127, 128, (rows if isinstance(rows, int) else 9, 64), "int8")
     zeros = rng.integers(-99, 99, (1, COLUMNS), "int32")
-    call = machine(quickly(mod, relax_fusion_pipeline(target)))["main"]
+    call = machine(quickly(mod, relax_fusion_pipeline(quick_host())))["main"]
     got = call(tvm.runtime.tensor(x), tvm.runtime.tensor(zeros)).numpy()
     exact = (x.astype("int32") @ weight.astype("int32") - zeros) * np.float32(0.5)
     np.testing.assert_array_equal(got, exact)
 
 
 def test_a_matmul_that_no_pattern_takes_stays() -> None:
-    target = quick_host()
-    shared = lowered(integers(7, "elsewhere")[0], target)[0]
-    bound = lowered(integers(7)[0], target)[0]
-    assert not is_laid(LayOutWeights(target, laid_kernel)(shared))
-    assert not is_laid(LayOutWeights(target)(bound))
+    shared = lowered(integers(7, "elsewhere")[0], VNNI)[0]
+    bound = lowered(integers(7)[0], VNNI)[0]
+    assert not is_laid(LayOutWeights(VNNI, laid_kernel)(shared))
+    assert not is_laid(LayOutWeights(VNNI)(bound))
+    words = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+    wide = lowered(integers(7)[0], words)[0]  # a word has two bytes there, as int16
+    assert not is_laid(LayOutWeights(words, laid_kernel)(wide))
