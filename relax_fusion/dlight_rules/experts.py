@@ -16,7 +16,7 @@ _PRODUCT = "acc"
 
 
 def emit(work: ExpertMatmul, plan: TilePlan, target: Target) -> tirx.PrimFunc:
-    """Return the kernel: on a CPU a task for a tile of rows and columns, on a GPU a block of each."""
+    """Return the kernel: a tile of rows and columns is a task of a CPU, or a block of a GPU."""
     sch = s_tir.Schedule(reference_prim_func(work.graph))
     gpu = is_gpu(target)
     if plan.lanes > 1:

@@ -92,15 +92,12 @@ def reads_along(sch: s_tir.Schedule, block: SBlockRV, which: int, axis: int) -> 
 
 
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
-    """Give every lane of a vector its own partial sum.
+    """Give every lane of a vector its own partial sum, and return the block of these.
 
     rewrite: ``for k: acc += f(k)`` ->
     ``for l in lanes: for ko: part[l] += f(ko * lanes + l)``; ``for l: acc += part[l]``
 
-    Returns
-    -------
-    SBlockRV
-        The block of the partial sums; `block` is left as the one that adds them up.
+    The one that is given adds the partial sums up then.
     """
     reduction = sch.get_loops(block)[-1]
     _, lane = sch.split(reduction, [None, lanes])

@@ -38,21 +38,11 @@ _IRRELEVANT = (
 def decoder_fields(data: Data) -> Fields:
     """Read the fields of a decoder that are no field of LLaMA's, or are spelt otherwise.
 
-    Parameters
-    ----------
-    data : mapping
-        The content of a ``config.json``.
+    Returns fields of `LlamaConfig`, by the names that it reads.
 
-    Returns
-    -------
-    dict
-        Fields of `LlamaConfig`, by the names that it reads.
-
-    Raises
-    ------
-    UnsupportedFeatureError
-        If `data` has a field that changes what the model computes, and that is not built; it names
-        the field and its value.
+    `data`: the content of a ``config.json``.
+    Raises `UnsupportedFeatureError` if `data` has a field that changes what the model computes, and
+    that is not built; it names the field and its value.
     """
     name = (data.get("architectures") or [data.get("model_type")])[0]
     family = _BY_NAME[name]

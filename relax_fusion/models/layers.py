@@ -134,25 +134,13 @@ def attention(
     bias: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention; causal unless an additive ``bias`` is given.
+    """Scaled dot-product attention ``[batch, seq_len, heads * dim]``; causal without a ``bias``.
 
-    Parameters
-    ----------
-    q : Tensor
-        ``[batch, seq_len, heads, dim]``.
-    k, v : Tensor
-        ``[batch, context, kv_heads, dim]``; heads are repeated to match ``q``.
-    scale : float
-        Factor on the scores.
-    bias : Tensor, optional
-        ``[batch, 1, 1, context]``, added to the scores of an encoder.
-    window : int, optional
-        How many keys each query sees, itself included; all before it by default.
-
-    Returns
-    -------
-    Tensor
-        ``[batch, seq_len, heads * dim]``.
+    `q`: ``[batch, seq_len, heads, dim]``.
+    `k`, `v`: ``[batch, context, kv_heads, dim]``; heads are repeated to match ``q``.
+    `scale`: factor on the scores.
+    `bias`: ``[batch, 1, 1, context]``, added to the scores of an encoder.
+    `window`: how many keys each query sees, itself included; all before it by default.
     """
     batch, seq_len, heads, dim = q.shape
     group = heads // k.shape[2]

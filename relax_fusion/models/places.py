@@ -70,21 +70,12 @@ class Place:
     def attend(self, q: Tensor, cache: Cache, scale: float, hidden: Hidden = ALL_SEEN) -> Tensor:
         """Attend to the tokens up to each one, or the last of them.
 
-        Parameters
-        ----------
-        q : Tensor
-            ``[batch, seq_len, heads, dim]``.
-        cache : Cache
-            After the call's keys and values were written.
-        scale : float
-            Scores are multiplied by it.
-        hidden : Hidden
-            What else becomes of them.
+        Returns ``[batch, seq_len, heads * dim]``.
 
-        Returns
-        -------
-        Tensor
-            ``[batch, seq_len, heads * dim]``.
+        `q`: ``[batch, seq_len, heads, dim]``.
+        `cache`: after the call's keys and values were written.
+        `scale`: scores are multiplied by it.
+        `hidden`: what else becomes of them.
         """
         k, v = (slice_rows(x, 1, 0, self.total_len) for x in cache)
         if self.length is None and hidden.cap is None and hidden.sinks is None:

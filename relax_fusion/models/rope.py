@@ -121,24 +121,14 @@ class RopeScaling:
 
 
 def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
-    """Angle per position of each rotary pair.
+    """Angle per position of each rotary pair: float64, ``[head_dim // 2]``.
 
-    Parameters
-    ----------
-    theta : float
-        The base of the geometric series.
-    head_dim : int
-        Width of one head.
-    scaling : RopeScaling
-        ``"linear"`` divides every frequency by ``factor``; ``"llama3"`` divides the long
-        wavelengths, keeps the short ones, and blends those between linearly in frequency
-        (LLaMA 3.1 model card and Meta's reference implementation); ``"yarn"`` blends linearly in
-        the number of the pair (Peng et al., 2023, https://arxiv.org/abs/2309.00071).
-
-    Returns
-    -------
-    numpy.ndarray
-        float64, shape ``[head_dim // 2]``.
+    `theta`: the base of the geometric series.
+    `head_dim`: width of one head.
+    `scaling`: ``"linear"`` divides every frequency by ``factor``; ``"llama3"`` divides the long
+    wavelengths, keeps the short ones, and blends those between linearly in frequency (LLaMA 3.1
+    model card and Meta's reference implementation); ``"yarn"`` blends linearly in the number of the
+    pair (Peng et al., 2023, https://arxiv.org/abs/2309.00071).
     """
     freq = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling.kind == "default":
@@ -172,13 +162,10 @@ def _kept_by_yarn(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarr
 def rope_table(
     freq: np.ndarray, length: int, function: Callable[..., Any] = np.cos, magnitude: float = 1.0
 ) -> np.ndarray:
-    """Cosines (or sines) of every position, times `magnitude`.
+    """Cosines (or sines) of every position, times `magnitude`, in float32.
 
-    Returns
-    -------
-    numpy.ndarray
-        float32, shape ``[length, 2 * len(freq)]``: both lanes of a pair have the same angle, and
-        lie ``len(freq)`` apart.
+    The shape is ``[length, 2 * len(freq)]``: both lanes of a pair have the same angle, and lie
+    ``len(freq)`` apart.
     """
     angle = np.arange(length, dtype=np.float64)[:, None] * freq[None, :]
     return np.tile(magnitude * function(angle), 2).astype(np.float32)

@@ -185,20 +185,12 @@ class Formula:
 def with_moved(func: tirx.PrimFunc, index: int, formula: Formula) -> tirx.PrimFunc | None:
     """Return a kernel that reads an operand where the tensor lies that it is moved from.
 
-    Parameters
-    ----------
-    func : tirx.PrimFunc
-        It stores nothing in that operand.
-    index : int
-        The number of the operand.
-    formula : Formula
-        Of the operand's elements.
+    None where the operand is read in another way than by loads, or so often that computing places
+    may take longer than moving did.
 
-    Returns
-    -------
-    tirx.PrimFunc, optional
-        None where the operand is read in another way than by loads, or so often that computing
-        places may take longer than moving did.
+    `func`: it stores nothing in that operand.
+    `index`: the number of the operand.
+    `formula`: of the operand's elements.
     """
     old, source = func.params[index], formula.source
     times = _reads(func.body, old)
