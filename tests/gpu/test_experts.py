@@ -26,8 +26,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
 @pytest.mark.parametrize("name", WORKS)
-@pytest.mark.parametrize("experts", [5, 130])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("experts", "dtype"), [(5, "float16"), (130, "bfloat16")])
 def test_every_plan_computes_what_the_graph_says(name: str, experts: int, dtype: str) -> None:
     work = replace(WORKS[name], experts=experts, k=320, n=136, dtype=dtype, out_dtype=dtype)
     plans = [*dict.fromkeys(candidates(work, device_of(gpu_target()), "triton"))]
