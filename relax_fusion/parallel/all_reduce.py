@@ -15,6 +15,7 @@ from typing import Any
 
 import tvm_ffi
 
+from ..errors import RelaxFusionError, warn
 from ..files import read_file
 from ..launch.nvrtc import require_nvrtc
 from .nccl import find_libraries
@@ -64,7 +65,7 @@ _HOPPER = 9.0
 _DEPENDENT_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _LAZY_PEER_ACCESS = 1
 _ATOMICS = 3  # cudaDevP2PAttrNativeAtomicSupported: by NVLink, and not by PCIe
-_MEMORY = "memory of all-reduces"
+_MEMORY, _LAUNCH = "memory of all-reduces", "launches of all-reduces"
 
 
 class Handle(ctypes.Structure):
@@ -127,10 +128,35 @@ def sizes(count: int) -> dict[Kernel, int]:
 
 
 def share(worker: Worker) -> bytes:
-    """Allocate a worker's memory; return by what its peers open it.
+    """Allocate a worker's memory, load its kernels; return by what its peers open the memory.
 
-    That is nothing where NVLink does not connect it with all others.
+    That is nothing where NVLink does not connect it with all others, or CUDA or NVRTC fails, which
+    a warning says.
     """
+    return _attempted(_shared, worker) or b""
+
+
+def join(worker: Worker, handles: Sequence[bytes]) -> bool:
+    """Open the memories of all workers; tell whether that was possible."""
+    return _attempted(_joined, worker, handles) or False
+
+
+def use(worker: Worker) -> None:
+    """Have the all-reduces of a worker that has joined all others go by its kernels."""
+    nccl = tvm_ffi.get_global_func(NAME)
+    all_reduce = reducing(worker.kept[_LAUNCH], nccl, worker.count)
+    tvm_ffi.register_global_func(NAME, all_reduce, override=True)
+
+
+def _attempted(step: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return step(*given)
+    except (RelaxFusionError, RuntimeError, OSError) as err:
+        warn(f"all-reduces between these GPUs are NCCL's: {err}")
+        return None
+
+
+def _shared(worker: Worker) -> bytes:
     cuda, size = _runtime(), sum(sizes(worker.count).values())
     for peer in range(worker.count):
         linked = ctypes.c_int(1)
@@ -146,30 +172,24 @@ def share(worker: Worker) -> bytes:
     _checked(cuda.cudaMemset(place, 0, ctypes.c_size_t(size)), "cudaMemset")
     _checked(cuda.cudaDeviceSynchronize(), "cudaDeviceSynchronize")
     _checked(cuda.cudaIpcGetMemHandle(ctypes.byref(handle), place), "cudaIpcGetMemHandle")
-    worker.kept[_MEMORY] = place
+    version = worker.tvm_device.compute_version
+    kernels = {dtype: loaded(dtype, f"sm_{version.replace('.', '')}") for dtype in DTYPES}
+    worker.kept[_MEMORY] = place, kernels, float(version) >= _HOPPER
     return bytes(handle)
 
 
-def use(worker: Worker, handles: Sequence[bytes]) -> None:
-    """Open the memories of all workers, and have their all-reduces go by them."""
-    version = worker.tvm_device.compute_version
-    kernels = {dtype: loaded(dtype, f"sm_{version.replace('.', '')}") for dtype in DTYPES}
-    launch = Launcher(worker, opened(worker, handles), kernels, float(version) >= _HOPPER)
-    nccl = tvm_ffi.get_global_func(NAME)
-    tvm_ffi.register_global_func(NAME, reducing(launch, nccl, worker.count), override=True)
-
-
-def opened(worker: Worker, handles: Sequence[bytes]) -> dict[Kernel, Places]:
-    """Return where a worker finds the memories of all workers."""
+def _joined(worker: Worker, handles: Sequence[bytes]) -> bool:
     cuda, where = _runtime(), list[int]()
+    own, *how = worker.kept[_MEMORY]
     for rank, given in enumerate(handles):
-        place = worker.kept[_MEMORY]
+        place = own
         if rank != worker.rank:
             place, handle = ctypes.c_void_p(), Handle.from_buffer_copy(given)
             code = cuda.cudaIpcOpenMemHandle(ctypes.byref(place), handle, _LAZY_PEER_ACCESS)
             _checked(code, "cudaIpcOpenMemHandle")
         where.append(place.value)
-    return places(where)
+    worker.kept[_LAUNCH] = Launcher(worker, places(where), *how)
+    return True
 
 
 def places(memories: Sequence[int]) -> dict[Kernel, Places]:

@@ -79,7 +79,7 @@ class Workers:
         cannot be ended while they compute.
     own_all_reduce : bool
         All-reduces of 16-bit floats are kernels of this library where NVLink connects up to 8 GPUs.
-        All others are NCCL's, as all are without this.
+        All others are NCCL's, as all are without this, and where CUDA shares no memory (a warning).
 
     Raises
     ------
@@ -141,14 +141,14 @@ class Workers:
 
     def _connect(self, library: str, own_all_reduce: bool) -> None:
         """Have GPUs find one another, and share memory for all-reduces."""
-        from .all_reduce import MOST_WORKERS, share, use
+        from .all_reduce import MOST_WORKERS, join, share, use
         from .nccl import connect, unique_id
 
         self.call(connect, self.call(unique_id, library)[0])
         if own_all_reduce and 1 < self.count <= MOST_WORKERS:
             handles = self.call(share)
-            if all(handles):
-                self.call(use, handles)
+            if all(handles) and all(self.call(join, handles)):
+                self.call(use)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on all workers; return what it returned, in order of their numbers.
