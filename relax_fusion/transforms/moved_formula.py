@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +10,7 @@ from tvm import ir, relax, te, tirx
 
 from ..matching.expressions import found_in, int64, loads_of, substitute, variables_of
 from ..matching.stages import Stage, read_stages
-from ..tvm_ir import Analyzer, SBlock, TensorLoad, TensorRegion, structural_map
+from ..tvm_ir import Analyzer, SBlock, SBlockRealize, TensorLoad, TensorRegion, structural_map
 
 MOVED_ATTR = "relax_fusion.moved"
 """PrimFunc attribute: its one block moves elements of its first parameter, and is no view."""
@@ -225,17 +225,27 @@ def with_moved(func: tirx.PrimFunc, index: int, formula: Formula) -> tirx.PrimFu
 def _reads(body: tirx.Stmt, tensor: tirx.Var) -> float | None:
     """Return how many elements of a tensor a body reads, None where loops do not tell."""
     times = {hash(x): _lanes(x) for x in loads_of(body) if x.source.same_as(tensor)}
+    values: dict[tirx.Var, tirx.Expr] = {}
+    for made in found_in(body, SBlockRealize):
+        values |= {a.var: at for a, at in zip(made.block.iter_vars, made.iter_values, strict=True)}
     for loop in found_in(body, tirx.For):
         is_vector = loop.kind == tirx.ForKind.VECTORIZED
         for load in loads_of(loop.body):
             if hash(load) not in times:
                 continue
-            if is_vector and loop.loop_var not in variables_of(load.indices):
+            if is_vector and loop.loop_var not in _read_of(load.indices, values):
                 continue  # one element for all lanes
             if not isinstance(loop.extent, tirx.IntImm):
                 return None
             times[hash(load)] *= int(loop.extent)
     return sum(times.values()) if times else None
+
+
+def _read_of(indices: object, values: Mapping[tirx.Var, tirx.Expr]) -> set[tirx.Var]:
+    """Return the variables that indices are computed of, those of blocks looked through."""
+    found = variables_of(indices)
+    behind = [_read_of(values[var], values) for var in found if var in values]
+    return found.union(*behind)
 
 
 def _lanes(load: TensorLoad) -> float:

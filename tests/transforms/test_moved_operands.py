@@ -11,6 +11,7 @@ from tvm import ir, relax, tirx
 
 from relax_fusion import Report, relax_fusion_pipeline
 from relax_fusion.equivalence.interpreter import evaluate
+from relax_fusion.transforms import moved_formula
 from relax_fusion.transforms.moved_formula import Formula, with_moved
 
 from ..support.chains import Chain, module
@@ -142,3 +143,22 @@ def test_places_are_not_computed_again_and_again(times: int, reads: bool) -> Non
     assert (with_moved(kernel(times), 0, turned) is not None) == reads
     rows = Formula((i, j), (4, 4), tirx.BufferLoad(source, [3 - i, j]), source)
     assert with_moved(kernel(times), 0, rows) is not None
+
+
+def test_lanes_that_blocks_name_are_counted() -> None:
+    """A vector of features of each row is read for as many columns as the kernel has."""
+    kernel = tvm.script.from_source(
+        """
+@T.prim_func(private=True, s_tir=True)
+def kernel(a: T.handle, b: T.handle):
+    x = T.match_buffer(a, (T.int64(4), T.int64(4)))
+    y = T.match_buffer(b, (T.int64(4), T.int64(4)))
+    for i, j, n in T.grid(T.int64(4), T.int64(1), T.int64(3)):
+        for k in T.vectorized(T.int64(4)):
+            with T.sblock("y"):
+                v_i = T.axis.spatial(T.int64(4), i)
+                v_k = T.axis.spatial(T.int64(4), j * T.int64(4) + k)
+                y[v_i, v_k] = x[v_i, v_k]
+"""
+    )
+    assert moved_formula._reads(kernel.body, kernel.params[0]) == 48
