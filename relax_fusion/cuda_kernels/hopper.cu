@@ -126,6 +126,12 @@ __device__ __forceinline__ int forget(int number) {
   return number;
 }
 
+// The same number, which all lanes of a warp have: what follows from it is computed once for them.
+__device__ __forceinline__ int of_warp(int number) {
+  asm("shfl.sync.idx.b32 %0, %0, 0, 31, 0xFFFFFFFF;" : "+r"(number));
+  return number;
+}
+
 // Make initialised barriers known to the blocks and to the copies that use them.
 __device__ __forceinline__ void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

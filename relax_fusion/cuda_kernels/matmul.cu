@@ -131,7 +131,8 @@ matmul(PARAMETERS) {
   unsigned char* stores = memory + STAGES * STAGE_BYTES;
   const u32 ring = shared_address(memory);
   const u32 full = shared_address(stores + MULTIPLYING * STORE_BYTES), empty = full + 8 * STAGES;
-  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const int group = GROUPS_THAT_SPLIT > 1 ? of_warp(threadIdx.x / 128) : threadIdx.x / 128;
+  const int thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const int rank = CLUSTER > 1 ? cluster_rank() : 0;
 

@@ -15,9 +15,13 @@ __device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
   return sums;
 }
 
-__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
+// Multiply both by the lower half of a word, or by the higher one.
+template <bool HIGHER>
+__device__ __forceinline__ u32 multiply_by_half(u32 pair, u32 word) {
   u32 products;
-  asm("mul.rn." DTYPE "x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+  asm("{\n.reg .b16 half<2>;\n.reg .b32 both;\nmov.b32 {half0, half1}, %2;\n"
+      "mov.b32 both, {half%3, half%3};\nmul.rn." DTYPE "x2 %0, %1, both;\n}"
+      : "=r"(products) : "r"(pair), "r"(word), "n"((int)HIGHER));
   return products;
 }
 
@@ -34,14 +38,14 @@ struct PackedLines {
   const Number* scales[WEIGHTS];
   int rows[TALLS][2];  // where those of a line begin
   u32 now[TALLS][2][SCALE_WORDS], next[TALLS][2][SCALE_WORDS];
-  int groups, line, turn, quarter;
+  int groups, line, place, quarter;  // `place`: of its first word in a stage
   // In registers: as constants they were moved there for each number, and flips were taken apart
   u32 fields, large, factor, offset;
 
   __device__ __forceinline__ PackedLines(int tall_group, int warp, int lane, int k) {
     groups = GROUP > 0 ? ceil_div(k, GROUP) : 1;
     line = (4 * tall_group + warp) * (WEIGHTS > 1 ? 8 : 16) + lane / 4;
-    turn = (line * TALL_LINE >> 7 & TURNS_OF) << 4;
+    place = line * TALL_LINE + ((line * TALL_LINE >> 7 & TURNS_OF) << 4);
     quarter = lane % 4;
     const u32 none = k >> 31;
     fields = FIELDS + none, large = LARGE + none, factor = FACTOR + none, offset = OFFSET + none;
@@ -91,9 +95,9 @@ struct PackedLines {
       for (int half = 0; half < 2; ++half) {
         #pragma unroll
         for (int word = 0; word < WORDS; word += 4) {
-          const int across = (piece * WORDS + word) * 4 ^ turn;
+          const unsigned char* from = stage + (place ^ (piece * WORDS + word) * 4);
           u32 four[4];
-          load_words(stage + (i * BOX + line + SECOND_IN_STAGE * half) * TALL_LINE + across, four);
+          load_words(from + (i * BOX + SECOND_IN_STAGE * half) * TALL_LINE, four);
           #pragma unroll
           for (int j = 0; j < 4; ++j) taken[i][half][word + j] = four[j];
         }
@@ -102,17 +106,19 @@ struct PackedLines {
   }
 
   // Two fields, each in a half of a word, to numbers.
-  __device__ __forceinline__ u32 numbers_of(u32 word, u32 scales) const {
+  __device__ __forceinline__ u32 numbers_of(u32 word, u32 scales, bool higher) const {
     const u32 both = (word & fields) ^ large;
+    u32 pair;
     if constexpr (TALL_BITS == 8 && DTYPE[0] == 'b') {
       constexpr u32 floats = 0x4B000000;  // 2^23, whose last bit is 1
       constexpr float zero = 8388608.0f + ZERO;
       const float low = __uint_as_float(floats | both & 0xFFFF) - zero;
       const float high = __uint_as_float(floats | both >> 16) - zero;
-      return multiply_pairs(pack(low, high), scales);
+      pair = pack(low, high);
     } else {
-      return multiply_pairs(multiply_add_pairs(both, factor, offset), scales);
+      pair = multiply_add_pairs(both, factor, offset);
     }
+    return higher ? multiply_by_half<true>(pair, scales) : multiply_by_half<false>(pair, scales);
   }
 
   __device__ __forceinline__ void numbers(const Taken& taken, int piece, int i,
@@ -121,7 +127,7 @@ struct PackedLines {
     for (int half = 0; half < 2; ++half) {
       const u32(&words)[WORDS] = taken[i][half];
       const int group = SCALES > 1 ? piece * PIECE / GROUP : 0;
-      const u32 scale = __byte_perm(now[i][half][group / 2], 0, group % 2 ? 0x3232 : 0x1010);
+      const u32 scales = now[i][half][group / 2];
       #pragma unroll
       for (int sixteen = 0; sixteen < PIECE / 16; ++sixteen) {
         u32 found[2];  // where eight elements are, and the next eight
@@ -136,8 +142,8 @@ struct PackedLines {
           found[0] = __byte_perm(own[0], own[0] >> 4, 0x4400 + 0x1111 * quarter);
           found[1] = __byte_perm(own[1], own[1] >> 4, 0x4400 + 0x1111 * quarter);
         }
-        to[sixteen][half] = numbers_of(found[0], scale);
-        to[sixteen][2 + half] = numbers_of(found[1], scale);
+        to[sixteen][half] = numbers_of(found[0], scales, group % 2);
+        to[sixteen][2 + half] = numbers_of(found[1], scales, group % 2);
       }
     }
   }

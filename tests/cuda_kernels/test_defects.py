@@ -172,7 +172,9 @@ DEFECTS |= {  # of packed weights
     "scales_of_another_step": Defect(
         "q4", "ask(min(step + GROUPS_THAT_SPLIT, last))", "ask(step)", NUMBERS
     ),
-    "scales_of_another_group": Defect("q4", "? 0x3232 : 0x1010", "? 0x1010 : 0x1010", NUMBERS),
+    "scales_of_another_group": Defect(
+        "q4", "higher ? multiply_by_half<true>", "false ? multiply_by_half<true>", NUMBERS
+    ),
     "scales_of_the_gate": Defect("q4_gate_first", "scales[half % WEIGHTS]", "scales[0]", NUMBERS),
     "ups_of_another_feature": Defect(
         "q4_gate_and_up", "SECOND = WEIGHTS > 1 ? 0 : 8", "SECOND = 8", NUMBERS

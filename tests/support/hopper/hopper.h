@@ -139,8 +139,10 @@ inline u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
   return pack(number(a) * number(b) + number(c),
               number(a >> 16) * number(b >> 16) + number(c >> 16));
 }
-inline u32 multiply_pairs(u32 a, u32 b) {
-  return pack(number(a) * number(b), number(a >> 16) * number(b >> 16));
+template <bool HIGHER>
+u32 multiply_by_half(u32 pair, u32 word) {
+  const float by = number(HIGHER ? word >> 16 : word);
+  return pack(number(pair) * by, number(pair >> 16) * by);
 }
 
 // Of hopper.cu
@@ -157,6 +159,7 @@ void products_begin();
 inline void barrier_arrive_here(u32 barrier) { on_cpu::arrive(barrier, on_cpu::own_rank()); }
 inline void barrier_arrive_there(u32 barrier, u32 rank) { on_cpu::arrive(barrier, rank); }
 inline int forget(int number) { return number; }
+inline int of_warp(int number) { return number; }
 inline int cluster_rank() { return on_cpu::own_rank(); }
 inline void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
   on_cpu::start_copy(to, from, k, line, barrier, 1u << on_cpu::own_rank());
