@@ -9,33 +9,12 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
+from ..matching.expressions import BINARY
 from ..matching.stages import Stage, read_stages
 from ..tvm_ir import TensorLoad
 from ..workload.reference import erf, numpy_dtype
 from .operators import Array, Uninterpreted
 from .sizes import Shrink, Sizes
-
-_BINARY: Mapping[str, Callable[..., Any]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "FloorDiv": np.floor_divide,
-    "FloorMod": np.mod,
-    "Min": np.minimum,
-    "Max": np.maximum,
-    "LT": np.less,
-    "LE": np.less_equal,
-    "GT": np.greater,
-    "GE": np.greater_equal,
-    "EQ": np.equal,
-    "NE": np.not_equal,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "BitwiseAnd": np.bitwise_and,
-    "BitwiseOr": np.bitwise_or,
-    "LShift": np.left_shift,
-    "RShift": np.right_shift,
-}
 
 _CALLS: Mapping[str, Callable[..., Any]] = {
     "tirx.exp": np.exp,
@@ -111,8 +90,8 @@ class _Run:
         if isinstance(expr, tirx.Cast):
             inner, dtype = np.asarray(self.value(expr.value)), str(expr.ty.dtype)
             return inner.astype("float64" if "float" in dtype else dtype)
-        if name in _BINARY:
-            return _BINARY[name](self.value(expr.a), self.value(expr.b))
+        if name in BINARY:
+            return BINARY[name](self.value(expr.a), self.value(expr.b))
         if isinstance(expr, tirx.Div) and "float" in str(expr.ty.dtype):
             return self.value(expr.a) / self.value(expr.b)
         if isinstance(expr, tirx.Select):

@@ -1,13 +1,39 @@
-"""TIR expressions and statements: what is in them, and parts of them replaced."""
+"""TIR expressions and statements: what is in them, parts of them replaced, and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from tvm import ir, tirx
 
 from ..tvm_ir import TensorLoad, structural_equal, structural_map, structural_walk
+from ..workload.reference import numpy_dtype
+
+BINARY: Mapping[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
+    "LShift": np.left_shift,
+    "RShift": np.right_shift,
+}
+"""Of two operands, by the names of their nodes."""
 
 
 def found_in(root: object, kind: type) -> list[Any]:
@@ -78,3 +104,24 @@ def thread_tag(loop: tirx.For) -> str:
 def ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
     """Return `lanes` neighbouring indices."""
     return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), lanes)
+
+
+def numbers_of(value: tirx.Expr, var: tirx.Var, numbers: np.ndarray) -> np.ndarray | None:
+    """Return what an expression is where a variable is each of some numbers, rounded as its dtypes.
+
+    None if there is something else in it than that variable, constants, casts, choices and
+    `BINARY`.
+    """
+    if value.same_as(var):
+        return numbers
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return np.asarray(value.value).astype(numpy_dtype(str(value.ty.dtype)))
+    if isinstance(value, tirx.Cast):
+        inner = numbers_of(value.value, var, numbers)
+        return None if inner is None else inner.astype(numpy_dtype(str(value.ty.dtype)))
+    function: Callable[..., Any] | None = BINARY.get(type(value).__name__)
+    parts = [value.a, value.b] if function else []
+    if isinstance(value, tirx.Select):
+        function, parts = np.where, [value.condition, value.true_value, value.false_value]
+    given = [numbers_of(part, var, numbers) for part in parts]
+    return None if function is None or any(n is None for n in given) else function(*given)

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
+import numpy as np
 import tvm
 from tvm import ir, tirx
 
 from ..tvm_ir import TensorLoad, structural_equal, structural_map
 from ..workload import FLOAT_BYTES
 from ..workload.formats import E2M1, EXPONENT, NUMBERS
-from .expressions import found_in, is_number
+from ..workload.reference import numpy_dtype
+from .expressions import found_in, is_number, numbers_of
 
 _REINTERPRET = ir.Op.get("tirx.reinterpret")
-_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)
-_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    tirx.Add: operator.add,
-    tirx.Sub: operator.sub,
-    tirx.Mul: operator.mul,
-    tirx.LShift: operator.lshift,
-    tirx.RShift: operator.rshift,
-    tirx.BitwiseAnd: operator.and_,
-    tirx.BitwiseOr: operator.or_,
-    tirx.BitwiseXor: operator.xor,
-    tirx.EQ: operator.eq,
-    tirx.NE: operator.ne,
-    tirx.LT: operator.lt,
-    tirx.LE: operator.le,
-    tirx.GT: operator.gt,
-    tirx.GE: operator.ge,
-    tirx.Max: max,
-    tirx.Min: min,
-}
-_OF_FOUR_BITS = [sign * halves / 2 for sign in (1, -1) for halves in _HALVES]
+_OF_FOUR_BITS = np.arange(16, dtype="uint8").view(numpy_dtype(E2M1)).astype("float32")
 _FLOATS = ("float16", "bfloat16", "float32")
 
 
@@ -207,34 +187,10 @@ def _e2m1(value: tirx.Expr) -> Field | None:
     alike = alike and len({tuple(map(str, f.shift)) for f in found}) == 1
     if not alike or found_in(formula, TensorLoad):
         return None
-    got = [_number(formula, bits, number) for number in range(16)]
-    return replace(found[0], number=E2M1) if got == _OF_FOUR_BITS else None
-
-
-def _number(value: tirx.Expr, var: tirx.Var, number: int) -> float | None:
-    """Return what an expression is where its only variable is a number; None if it is not known."""
-    if value.same_as(var):
-        return number
-    if isinstance(value, tirx.IntImm | tirx.FloatImm):
-        return value.value
-    if isinstance(value, tirx.Select):
-        chosen = _number(value.condition, var, number)
-        part = value.true_value if chosen else value.false_value
-        return None if chosen is None else _number(part, var, number)
-    step = _ARITHMETIC.get(type(value))
-    parts = [value.value] if isinstance(value, tirx.Cast) else [value.a, value.b] if step else []
-    given = [got for part in parts if (got := _number(part, var, number)) is not None]
-    if not parts or len(given) < len(parts):
-        return None
-    if isinstance(value, tirx.LShift | tirx.RShift) and not 0 <= given[1] < 64:
-        return None
-    got = step(*given) if step else given[0]
-    dtype = str(value.ty.dtype)
-    if "int" not in dtype:
-        return got
-    bits = tvm.DataType(dtype).bits
-    got = int(got) % 2**bits
-    return got - 2**bits if dtype[0] == "i" and got >> bits - 1 else got
+    with np.errstate(all="ignore"):
+        got = numbers_of(formula, bits, np.arange(16, dtype="int32"))
+    is_e2m1 = got is not None and np.array_equal(got, _OF_FOUR_BITS)
+    return replace(found[0], number=E2M1) if is_e2m1 else None
 
 
 def _lowest(field: Field | None, bits: int, mask: int) -> Field | None:
