@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..quantization import MXFP4
+from ..workload.reference import numpy_dtype
 from .checkpoint import Checkpoint
 
-GROUP = 32
-"""Numbers that share a scale."""
-
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "float32")
-"""The numbers of 4 bits that have no sign."""
-
-_NUMBERS = np.concatenate([E2M1, -E2M1])
+_NUMBERS = np.arange(16, dtype="uint8").view(numpy_dtype(MXFP4.number)).astype("float32")
+"""What 4 bits are.  This table takes a fifth of the time of what decodes any format."""
 
 
 def stacked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -29,8 +26,8 @@ def stacked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.nda
     if len(shape) < 3 or f"{name}_blocks" not in checkpoint:
         return checkpoint.tensor(name, shape)
     experts, k, n = shape
-    groups = (experts, n, k // GROUP)
-    blocks = checkpoint.tensor(f"{name}_blocks", (*groups, GROUP // 2), kinds=("U8",))
+    groups = (experts, n, k // MXFP4.group)
+    blocks = checkpoint.tensor(f"{name}_blocks", (*groups, MXFP4.group // 2), kinds=("U8",))
     scales = checkpoint.tensor(f"{name}_scales", groups, kinds=("U8",))
     found = np.empty((experts, n, k), "float32")
     for expert in range(experts):
@@ -41,7 +38,7 @@ def stacked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.nda
 def decoded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Return the numbers ``[n, k]`` of bytes ``[n, k / 32, 16]`` and exponents ``[n, k / 32]``."""
     pairs = np.stack([blocks & 15, blocks >> 4], axis=-1)
-    numbers = _NUMBERS[pairs].reshape(*scales.shape, GROUP)
+    numbers = _NUMBERS[pairs].reshape(*scales.shape, MXFP4.group)
     exponents = scales.astype(np.int32)[..., None] - 127
     with np.errstate(over="ignore"):  # the largest scales have numbers beyond float32
         whole = np.ldexp(numbers, exponents)
