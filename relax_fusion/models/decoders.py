@@ -82,15 +82,24 @@ _EXPERTS = (
 )
 
 
-def _count(data: Data, default: int) -> Any:
-    """Read the number of experts in the spellings of transformers 4 and 5."""
-    return data.get("num_local_experts", data.get("num_experts", default))
+def _experts(data: Data, features: str, count: int, **others: Any) -> Experts:
+    """Read how many experts there are, in the spellings of transformers 4 and 5, and how wide.
+
+    `features`: the name of their width.
+    `count`: of experts, where a file does not tell.
+    `others`: further fields of `Experts`.
+    """
+    fields: Fields = {
+        "count": data.get("num_local_experts", data.get("num_experts", count)),
+        "chosen": data.get("num_experts_per_tok"),
+        "features": data.get(features),
+    }
+    return Experts(**fields, **others)
 
 
 def _mixtral(data: Data) -> Fields:
-    chosen, wide = data.get("num_experts_per_tok"), data.get("intermediate_size")
-    experts: Any = (_count(data, 8), chosen, wide, True, (), "mixtral")
-    return {"experts": Experts(*experts), **_mistral(data)}
+    experts = _experts(data, "intermediate_size", 8, names="mixtral")
+    return {"experts": experts, **_mistral(data)}
 
 
 def _qwen3_moe(data: Data) -> Fields:
@@ -101,20 +110,17 @@ def _qwen3_moe(data: Data) -> Fields:
         raise ConfigError(f"decoder_sparse_step is {shown(every)}; must be an integer from 1 on")
     if isinstance(layers, int) and layers <= 10_000:
         dense += [n for n in range(layers) if (n + 1) % every and n not in dense]
-    names = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-    chosen, wide, renormalised = (data.get(name) for name in names)
-    experts: Any = (_count(data, 128), chosen, wide, renormalised, tuple(dense))
-    return {"experts": Experts(*experts), **_qwen3(data)}
+    how = {"renormalised": data.get("norm_topk_prob"), "dense_layers": tuple(dense)}
+    return {"experts": _experts(data, "moe_intermediate_size", 128, **how), **_qwen3(data)}
 
 
 def _gpt_oss(data: Data) -> Fields:
-    names = ("num_experts_per_tok", "intermediate_size", "swiglu_limit", "swiglu_alpha")
-    chosen, wide, limit, sharpness = (data.get(name) for name in names)
-    experts: Any = (_count(data, 128), chosen, wide, True, (), "gpt_oss", limit, sharpness, True)
+    gate = {"limit": data.get("swiglu_limit"), "sharpness": data.get("swiglu_alpha")}
+    how = {"names": "gpt_oss", "biases": True, **gate}
     window = data["sliding_window"] or 128
     scaling = mapping(data, "rope_scaling") or _GPT_OSS_ROPE
     return {
-        "experts": Experts(*experts),
+        "experts": _experts(data, "intermediate_size", 128, **how),
         "sinks": True,
         **windows({**data, "sliding_window": window}, every=2),
         **_llama({**data, "rope_scaling": scaling}),
@@ -203,7 +209,7 @@ class _Family:
 
 _SLIDING = ("sliding_window", "layer_types")
 _QWEN = (*_SLIDING, "use_sliding_window", "max_window_layers")
-_SPARSE = (*("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),)
+_SPARSE = ("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
 _GEMMA = (
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "attention_bias"),
     *("final_logit_softcapping", *_SLIDING),
