@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm import ir, relax, te, tirx
@@ -30,34 +30,31 @@ def composed(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     stages = None if relax.analysis.has_reshape_pattern(func) else read_stages(func)
     if not stages or any(s.reduced for s in stages) or stages[-1].buffer != func.params[1]:
         return None
-    by_buffer: dict[tirx.Var, Stage] = {s.buffer: s for s in stages}
-    reads: dict[tirx.Var, int] = {}
-    for stage in stages:
-        reads[stage.buffer] = sum(reads.get(load.source, 1) for load in loads_of(stage.value))
-    if not 0 < reads[func.params[1]] <= MOST_LOADS:
-        return None
+    made: dict[tirx.Var, Stage] = {}
 
     def inlined(load: TensorLoad) -> tirx.Expr:
-        stage = by_buffer.get(load.source)
+        stage = made.get(load.source)
         if stage is None:
             return load
-        at = dict(zip(stage.spatial, load.indices, strict=True))
-        return structural_map(substitute(stage.value, at), (TensorLoad, inlined), order="post")
+        return substitute(stage.value, dict(zip(stage.spatial, load.indices, strict=True)))
 
-    value = structural_map(stages[-1].value, (TensorLoad, inlined), order="post")
-    if any(load.source != func.params[0] for load in loads_of(value)):
-        return None
-    if _moved(value, lambda load: load) is None:
+    for stage in stages:
+        value = structural_map(stage.value, (TensorLoad, inlined), order="post")
+        if len(loads_of(value)) > MOST_LOADS:
+            return None
+        made[stage.buffer] = replace(stage, value=value)
+    sources = {load.source for load in loads_of(value)}
+    if sources != {func.params[0]} or _moved(value, lambda load: load) is None:
         return None
     x = te.placeholder(func.params[0].ty.shape, str(func.params[0].ty.dtype), "x")
 
     def element(*at: tirx.Expr) -> tirx.Expr:
-        own = substitute(value, dict(zip(stages[-1].spatial, at, strict=True)))
+        own = inlined(tirx.BufferLoad(func.params[1], at))
         return structural_map(own, (TensorLoad, lambda load: x(*load.indices)), order="post")
 
     moved = te.compute(func.params[1].ty.shape, element, "moved")
-    made = te.create_prim_func([x, moved]).without_attr("global_symbol")
-    return made.with_attrs({**dict(func.attrs or {}), MOVED_ATTR: True})
+    composition = te.create_prim_func([x, moved]).without_attr("global_symbol")
+    return composition.with_attrs({**dict(func.attrs or {}), MOVED_ATTR: True})
 
 
 def _is_static(param: tirx.Var) -> bool:
