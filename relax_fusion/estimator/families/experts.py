@@ -84,18 +84,16 @@ def _stored(work: ExpertMatmul) -> float:
 
 def _tasks(work: ExpertMatmul, plan: TilePlan, rows: int) -> tuple[int, int]:
     """Return how many tasks there are, and how many elements of weights each multiplies by."""
-    pairs = 1 if work.share else work.chosen
-    parts = work.columns // work.n * work.chosen // pairs
-    return rows * pairs * ceil_div(work.n, plan.block_n), plan.block_n * work.k * parts
+    tile, tiles = min(rows, plan.block_m), ceil_div(rows, plan.block_m)
+    apart = 1 if work.share or plan.block_m > 1 else work.chosen  # tasks of a row's pairs
+    parts = work.columns // work.n * work.chosen // apart
+    tasks = tiles * apart * ceil_div(work.n, plan.block_n)
+    return tasks, tile * plan.block_n * work.k * parts
 
 
 def _on_cpu(work: ExpertMatmul, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
-    tile = min(rows, plan.block_m)
-    tiles = ceil_div(rows, plan.block_m)
+    tile, tiles = min(rows, plan.block_m), ceil_div(rows, plan.block_m)
     tasks, elements = _tasks(work, plan, rows)
-    tasks, elements = tasks // rows * tiles, elements * tile
-    tasks //= 1 if work.share or plan.block_m == 1 else work.chosen
-    elements *= work.chosen if not work.share and plan.block_m > 1 else 1
     lanes = min(plan.lanes if work.layout == "nk" else plan.block_n, dev.vector_bytes // 4)
     touched, stored = work.touched(tile), _stored(work)
     kept = touched * plan.block_n * (work.columns // work.n) * work.k * stored <= dev.l2_bytes
