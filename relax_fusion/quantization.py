@@ -26,19 +26,19 @@ _BLOCK = 1 << 16
 class Quantization:
     """How the weights of a model are stored.
 
-    A group of elements that are summed shares a scale, the largest of them over the largest code.
+    A group of summed elements shares a scale: its largest over the largest code, or a power of 2.
 
     Parameters
     ----------
     name : str
-        What MLC-LLM calls it.
+        MLC-LLM's, or ``"mxfp4"``.
     dtype : str
         Of the model: its activations, norms and biases.
     packed : Packed
         How the weight of a projection is stored: as ``[n, k]`` where its `axis` is -1, as
         ``[k, n]`` where that is -2.
     only_experts : bool
-        Whether no weights are but those of experts.
+        Whether it stores the weights of experts alone; all others stay as they are.
     """
 
     name: str

@@ -135,7 +135,7 @@ def add_model_arguments(
         "--quantization",
         choices=QUANTIZATIONS,
         metavar="NAME",
-        help=f"store weights of few bits, by MLC-LLM's names or, of experts alone, in mxfp4: "
+        help=f"store weights in few bits, by MLC-LLM's names, or those of experts alone, mxfp4: "
         f"{', '.join(QUANTIZATIONS)}",
     )
     told = "most tokens of a sequence (default: the model's own, at most 4096)"
