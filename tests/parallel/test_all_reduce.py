@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -40,7 +41,10 @@ static thread_local Dim blockDim, gridDim;
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 static void __threadfence() {}
-extern "C" { volatile int stop = 0; }
+extern "C" {
+volatile int stop = 0;
+std::atomic<long> written{0};
+}
 
 static thread_local unsigned long long drawn;
 static unsigned random_number() {
@@ -80,6 +84,7 @@ static void come(std::vector<Half>& halves, size_t left = 0) {
     const Half half = halves.back();
     halves.pop_back();
     __atomic_store_n(half.at, half.value, __ATOMIC_RELEASE);
+    ++written;
     linger();
   }
 }
@@ -90,7 +95,7 @@ static void push(uint4* at, uint4 v) {
   if (random_number() % 4 == 0) come(under_way, random_number() % 64);
 }
 static uint4 pushed(const uint4* at) {
-  wait();
+  if (stop || random_number() % 16 == 0) wait();  /* to yield costs much among busy processes */
   if (!under_way.empty()) come(under_way, under_way.size() - (random_number() % 32 == 0));
   linger();
   unsigned long long halves[2];
@@ -118,6 +123,7 @@ static void raise(unsigned* flag, unsigned call) {
     come(block_of_this->written);
   }
   __atomic_store_n(flag, call, __ATOMIC_RELEASE);
+  ++written;
 }
 static bool is_raised(const unsigned* flag, unsigned call) {
   wait();
@@ -252,9 +258,12 @@ def all_workers(
     kernel: Kernel,
     grid: Grid,
     sent: list[list[np.ndarray]],
-    seconds: float = 120,
+    patience_s: float = 60,
 ) -> list[list[np.ndarray]]:
-    """Return what each worker receives in each of its calls, which it makes as fast as it can."""
+    """Return what each worker receives in each of its calls, which it makes as fast as it can.
+
+    It fails where nothing was written for so long, and a worker still waits.
+    """
     count = len(sent)
     size = sum(all_reduce.sizes(count).values())
     memory = [np.zeros(size + 16, "uint8") for _ in range(count)]
@@ -274,15 +283,25 @@ def all_workers(
     threads = [Thread(target=worker, args=(rank,), daemon=True) for rank in range(count)]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+    written = ctypes.c_long.in_dll(library, "written")
+    before = -1
+    while any(thread.is_alive() for thread in threads) and written.value != before:
+        before, until = written.value, time.monotonic() + patience_s
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         ctypes.c_int.in_dll(library, "stop").value = 1
         for thread in threads:
             thread.join()
+        ctypes.c_int.in_dll(library, "stop").value = 0  # for who shares the library
         pytest.fail("a worker waits for ever")
     return received
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
+    """Return the kernels for a type, compiled once."""
+    return cache(lambda dtype: emulated(dtype, tmp_path_factory.mktemp(dtype)))
 
 
 def drawn(count: int, dtype: str, sizes: list[int]) -> list[list[np.ndarray]]:
@@ -367,11 +386,11 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: value.name[:3] if isinstance(value, Kernel) else None,
 )
 def test_all_workers_have_the_same_sum(
-    kernel: Kernel, count: int, dtype: str, grid: Grid, tmp_path: Path
+    kernel: Kernel, count: int, dtype: str, grid: Grid, libraries: Callable[[str], ctypes.CDLL]
 ) -> None:
     calls = [n for n in SIZES[kernel] if kernel == ONE_SHOT or n >= 8 * count * count]
     sent = drawn(count, dtype, calls)
-    received = all_workers(emulated(dtype, tmp_path), kernel, grid, sent)
+    received = all_workers(libraries(dtype), kernel, grid, sent)
     for call in range(len(calls)):
         expected = reduced([arrays[call] for arrays in sent], 0)
         for rank in range(count):
@@ -405,7 +424,7 @@ def test_what_it_waits_for_is_needed(
     library = emulated("float16", tmp_path, text.replace(broken, by))
     sums = [reduced([calls[call] for calls in sent], 0) for call in range(40)]
     with pytest.raises((pytest.fail.Exception, AssertionError)):
-        for calls in all_workers(library, kernel, grid, sent, seconds=4):
+        for calls in all_workers(library, kernel, grid, sent, patience_s=1):
             np.testing.assert_array_equal(calls, sums)
 
 
@@ -429,13 +448,13 @@ class Sent:
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
-    library = emulated("float16", tmp_path)
+def driver(libraries: Callable[[str], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    library = libraries("float16")
     for name in ("_runtime", "_driver"):
         monkeypatch.setattr(all_reduce, name, lambda: library)
     device = SimpleNamespace(compute_version="9.0")
     monkeypatch.setattr(Worker, "tvm_device", property(lambda _: device))
-    yield library
+    return library
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="there is no NVRTC")
@@ -472,11 +491,13 @@ def test_what_cuda_is_told(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch)
     assert sorted(launched) == [("one", 24)] * 2 + [("two", all_reduce.MOST)] * 8
 
 
-def test_gpus_that_share_nothing_are_left_to_nccl(driver: ctypes.CDLL) -> None:
+def test_gpus_that_share_nothing_are_left_to_nccl(
+    driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert all_reduce.share(Worker(0, 2, "cuda"))
-    ctypes.c_int.in_dll(driver, "linked").value = 0
-    assert not all_reduce.share(Worker(0, 2, "cuda"))
-    ctypes.c_int.in_dll(driver, "linked").value = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes.c_int.in_dll(driver, "linked"), "value", 0)
+        assert not all_reduce.share(Worker(0, 2, "cuda"))
     with pytest.warns(RuntimeWarning, match="NCCL's: cudaSetDevice failed with the CUDA error 1"):
         assert not all_reduce.share(Worker(2, 3, "cuda"))
     with pytest.warns(RuntimeWarning, match="cudaIpcOpenMemHandle failed with the CUDA error 1"):
