@@ -26,17 +26,12 @@ MOST_WORKERS = 8
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of the two kernels; its grid is for every call the same.
+    """One of the two kernels; its grid is for every call the same."""
 
-    `name`: of the function.
-    `blocks`, `threads`: of its grid, and of a block.
-    `unit`: bytes that a thread moves at once.
-    """
-
-    name: str
-    blocks: int
-    threads: int
-    unit: int
+    name: str  # of the function
+    blocks: int  # of its grid
+    threads: int  # of a block
+    unit: int  # bytes that a thread moves at once
 
 
 ONE_SHOT = Kernel("one_shot_all_reduce", 32, 256, 8)
