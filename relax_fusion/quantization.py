@@ -102,11 +102,11 @@ def quantize(weight: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     Returns
     -------
     words : numpy.ndarray
-        uint32 ``[n, words]``, or ``[words, n]`` in formats that end in ``_0``; the element 0 of a
-        word is in its lowest bits.
+        uint32 (uint8 in mxfp4) ``[n, words]``, or ``[words, n]`` in formats that end in ``_0``; the
+        element 0 of a word is in its lowest bits.
     scales : numpy.ndarray
-        One for each group of elements along k, ``[n, groups]`` or ``[groups, n]``.  That of a group
-        with NaN or an infinity is not finite.
+        One for each group of elements along k, ``[n, groups]`` or ``[groups, n]``; in mxfp4 uint8,
+        exponents of 2 plus 127.  That of a group with NaN or an infinity is not finite.
 
     Raises
     ------

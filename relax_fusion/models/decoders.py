@@ -105,7 +105,10 @@ def _mixtral(data: Data) -> Fields:
 def _qwen3_moe(data: Data) -> Fields:
     """Read which layers have experts, and how many."""
     layers, every = data.get("num_hidden_layers"), data.get("decoder_sparse_step")
-    dense = list(data.get("mlp_only_layers") or ())
+    stored = data.get("mlp_only_layers") or ()
+    if not isinstance(stored, (list, tuple)):
+        raise ConfigError(f"mlp_only_layers is {shown(stored)}; must be a list of integers")
+    dense = list(stored)
     if not isinstance(every, int) or every < 1:
         raise ConfigError(f"decoder_sparse_step is {shown(every)}; must be an integer from 1 on")
     if isinstance(layers, int) and layers <= 10_000:
@@ -117,7 +120,7 @@ def _qwen3_moe(data: Data) -> Fields:
 def _gpt_oss(data: Data) -> Fields:
     gate = {"limit": data.get("swiglu_limit"), "sharpness": data.get("swiglu_alpha")}
     how = {"names": "gpt_oss", "biases": True, **gate}
-    window = data["sliding_window"] or 128
+    window = 128 if data["sliding_window"] is None else data["sliding_window"]
     scaling = mapping(data, "rope_scaling") or _GPT_OSS_ROPE
     return {
         "experts": _experts(data, "intermediate_size", 128, **how),

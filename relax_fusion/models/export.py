@@ -236,7 +236,7 @@ def _quantization(name: str, dtype: str | None, config: Config) -> Quantization:
     if dtype not in (None, found.dtype):
         raise ConfigError(f"dtype is {shown(dtype)}; models in {name} are of {found.dtype}")
     if found.only_experts and not getattr(config, "experts", None):
-        raise ConfigError(f"quantization is {name!r}, it stores experts; the model has none")
+        raise ConfigError(f"quantization is {name!r}, for experts alone; the model has none")
     return found
 
 

@@ -152,6 +152,8 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
         ("Qwen2", {"num_experts": 8}, "qwen2 with num_experts 8 is not supported"),
         ("Mixtral", {"num_experts_per_tok": 9}, "is 9; must be at most the 6 experts"),
         ("Qwen3Moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ("Qwen3Moe", {"mlp_only_layers": 5}, "mlp_only_layers is 5; must be a list"),
+        ("GptOss", {"sliding_window": 0}, "is 0; must be greater than or equal to 1"),
         ("Qwen2Moe", {"shared_expert_intermediate_size": 70}, "is 70; must be a multiple of"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
