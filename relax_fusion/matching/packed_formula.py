@@ -71,7 +71,7 @@ def formula_of(value: tirx.Expr) -> Formula | None:
     """Return the formula of an element; None if it is no such one."""
     value, limit = _unlimited(_uncast(value))
     scale: tirx.Expr | None = None
-    if isinstance(value, tirx.Mul | tirx.Select):
+    if isinstance(value, tirx.Mul):
         sides = _uncast(value.a), _uncast(value.b)
         scales = [_scale(s) for s in sides]
         which = next((n for n, s in enumerate(scales) if s is not None), None)

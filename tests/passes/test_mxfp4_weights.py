@@ -45,6 +45,12 @@ def without_subnormal(bits: tirx.Expr) -> tirx.Expr:
     return tirx.Select(bits == 1, tirx.const(1, "float32"), by_exponent(bits)) * 1.0
 
 
+def infinite(bits: tirx.Expr) -> tirx.Expr:
+    """What has no number where it is cast."""
+    endless = bits.astype("float32") * tirx.const(np.inf, "float32")
+    return tirx.Select(bits == 1, endless.astype("int32").astype("float32"), by_exponent(bits))
+
+
 class Written:
     """A weight whose numbers a function of 4 bits makes, with scales that are powers of 2."""
 
@@ -72,15 +78,30 @@ class Written:
 
 
 @pytest.mark.parametrize("word", ["uint8", "uint32"])
-@pytest.mark.parametrize("number", [by_exponent, by_choices, without_subnormal])
+@pytest.mark.parametrize("number", [by_exponent, by_choices, without_subnormal, infinite])
 def test_what_is_recognised(number: Number, word: str) -> None:
     form = Written(number, word)
     given = [te.placeholder(shape, dtype) for shape, dtype in form.shapes(N, K)]
     found = packed_format(te.create_prim_func([*given, form.function(*given)]))
-    if number is without_subnormal:
+    if number in (without_subnormal, infinite):
         assert found is None
     else:
         assert found is not None and (found.form, found.transposed) == (form.form, False)
+
+
+@pytest.mark.parametrize("more", [0.0, 0.5])
+def test_a_choice_of_two_numbers(more: float) -> None:
+    """It has no scales, which factors of products alone may be."""
+    words = te.placeholder((N, K // 2), "uint8")
+
+    def element(j: tirx.Var, i: tirx.Var) -> tirx.Expr:
+        byte = words[j, i // 2]
+        number = by_exponent((byte >> (i % 2 * 4).astype("uint8") & 15).astype("int32"))
+        return tirx.Select(byte > 7, number, number + more if more else number)
+
+    shape = [tirx.IntImm("int64", size) for size in (N, K)]
+    found = packed_format(te.create_prim_func([words, te.compute(shape, element)]))
+    assert (found is None) == bool(more)
 
 
 def matmul(rows: int) -> tvm.IRModule:
