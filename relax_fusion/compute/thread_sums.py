@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import ir, s_tir, tirx
 
 from ..matching.expressions import found_in, thread_tag, variables_of
@@ -26,7 +25,8 @@ def lost_reductions(func: tirx.PrimFunc) -> int:
     meant = sum(_reduces_over(realize, threads) for realize in found_in(func.body, SBlockRealize))
     if not meant:
         return 0
-    lowered = s_tir.transform.LowerCrossThreadReduction()(tvm.IRModule({"main": func}))["main"]
+    mod = s_tir.Schedule(func, enable_check=False).mod
+    lowered = s_tir.transform.LowerCrossThreadReduction()(mod)["main"]
     calls = found_in(lowered.body, ir.Call)
     return max(0, meant - sum(call.op.same_as(_ALL_REDUCE) for call in calls))
 

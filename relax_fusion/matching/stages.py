@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import tirx
+from tvm import relax, tirx
 
 from ..tvm_ir import Analyzer, SBlockRealize, structural_equal
 from .expressions import is_number, variables_of
@@ -33,6 +33,11 @@ class Stage:
     """What is stored; for a reduction, the update."""
     init: tirx.Expr | None
     """Where a reduction starts."""
+
+
+def is_view(func: tirx.PrimFunc) -> bool:
+    """Tell whether a function copies a tensor in order; TVM looks at functions of blocks alone."""
+    return isinstance(func.body, SBlockRealize) and relax.analysis.has_reshape_pattern(func)
 
 
 def read_stages(func: tirx.PrimFunc) -> list[Stage] | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm import ir, relax, te, tirx
+from tvm import ir, te, tirx
 
 from ..matching.expressions import found_in, int64, loads_of, substitute, variables_of
-from ..matching.stages import Stage, read_stages
+from ..matching.stages import Stage, is_view, read_stages
 from ..tvm_ir import Analyzer, SBlock, SBlockRealize, TensorLoad, TensorRegion, structural_map
 
 MOVED_ATTR = "relax_fusion.moved"
@@ -27,7 +27,7 @@ def composed(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     """Return a movement as one block, None for what is none or a view."""
     if len(func.params) != 2 or not all(map(_is_static, func.params)):
         return None
-    stages = None if relax.analysis.has_reshape_pattern(func) else read_stages(func)
+    stages = None if is_view(func) else read_stages(func)
     if not stages or any(s.reduced for s in stages) or stages[-1].buffer != func.params[1]:
         return None
     made: dict[tirx.Var, Stage] = {}

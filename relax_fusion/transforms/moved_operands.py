@@ -13,6 +13,7 @@ from ..compute import description
 from ..hardware.target import is_gpu
 from ..matching.effects import Memory, free_vars
 from ..matching.pattern import is_call
+from ..matching.stages import is_view
 from ..report.decision import Joining
 from .modules import functions_of, rewritten, with_functions
 from .moved_formula import MOST_LOADS, MOVED_ATTR, Formula, composed, with_moved
@@ -109,8 +110,8 @@ class _Reader(relax.PyExprMutator):
         gvar = value.args[0]
         if gvar not in self.formulas:
             func = self.mod[gvar]
-            is_view = relax.analysis.has_reshape_pattern(func)
-            self.formulas[gvar] = Formula.of(func) if is_view or gvar in self.marked else None
+            taken = gvar in self.marked or is_view(func)
+            self.formulas[gvar] = Formula.of(func) if taken else None
         return self.formulas[gvar]
 
     def _taken(self, moved: relax.Var, value: relax.Expr) -> _Operands:

@@ -137,6 +137,15 @@ def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     return mod["main"]
 
 
+@T.prim_func(private=True)
+def doubled_by_threads(
+    x: T.Buffer((T.int64(4096),), "float16"), y: T.Buffer((T.int64(4096),), "float16")
+):
+    for block in T.thread_binding(T.int64(32), "blockIdx.x"):
+        for thread in T.thread_binding(T.int64(128), "threadIdx.x"):
+            y[block * 128 + thread] = x[block * 128 + thread] + x[block * 128 + thread]
+
+
 def bound(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function that somebody else made a kernel."""
     sch = s_tir.Schedule(func)
@@ -147,7 +156,11 @@ def bound(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-@pytest.mark.parametrize("func", [doubled, bound(doubled)], ids=["scheduled here", "a kernel"])
+@pytest.mark.parametrize(
+    "func",
+    [doubled, bound(doubled), doubled_by_threads],
+    ids=["scheduled here", "a kernel", "a kernel without blocks"],
+)
 def test_small_kernels_of_others_wait_and_let_the_next_one_begin(func: tirx.PrimFunc) -> None:
     made = scheduled(func, cuda())
     text = made.script()

@@ -119,7 +119,7 @@ WRONG = {
     "a group is of 0": lambda: Packed(4, 0, 7),
     "turns is 3; must divide the 8 fields": lambda: Packed(4, 32, 7, turns=3),
     "a group is of -2; must be from 1 on, or -1": lambda: Packed(8, 32, 7, lines=-2),
-    "elements are 'int4'; must be of int8": lambda: Packed(8, 32, 0, number="int4"),
+    "elements are 'int4'; must be of float4_e2m1fn, int8": lambda: Packed(8, 32, 0, number="int4"),
     "4 bits; int8 has 8": lambda: Packed(4, 32, 0, number="int8"),
     "words are 'int8'; must be unsigned, or of 'float8": lambda: Packed(
         *(8, 32, 0, "int8"), number="float8_e5m2"

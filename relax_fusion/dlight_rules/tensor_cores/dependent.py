@@ -23,12 +23,13 @@ from collections.abc import Sequence
 from math import prod
 
 import tvm_ffi
-from tvm import ir, relax, tirx
+from tvm import ir, tirx
 from tvm.script import tirx as script
 from tvm.target import Target
 
 from ...hardware.target import device_of
 from ...matching.expressions import found_in, thread_tag
+from ...matching.stages import is_view
 from ...tvm_ir import T, structural_equal, structural_map, structural_walk
 from ..host_code import launches_threads
 
@@ -83,7 +84,7 @@ def launched_early(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     body = func.body
     if not _waits(body):
         small = _are_small(found, BLOCKS * device_of(target).sm_count)
-        if not small or relax.analysis.has_reshape_pattern(func):
+        if not small or is_view(func):
             return func
         body = announcing(body)
     body = _preceded(body, [_wait()], [k for k in kernels(body) if not _waits(k)])
