@@ -11,7 +11,6 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute import description
-from ..compute.thread_sums import lost_reductions
 from ..errors import Decline, Reason, SchedulingError
 from ..estimator.ranges import served
 from ..estimator.registry import is_launched, table_of
@@ -26,6 +25,7 @@ from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
 from .tensor_cores.dependent import launched_early
+from .thread_sums import lost_reductions
 
 TRITON = "Triton"
 """This name stands for a rule where Triton kernels are put in place later."""

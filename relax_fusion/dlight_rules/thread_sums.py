@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import ir, s_tir, tirx
 
 from ..matching.expressions import found_in, thread_tag, variables_of
+from ..transforms.modules import module_of
 from ..tvm_ir import SBlockRealize
 
 _ALL_REDUCE = ir.Op.get("tirx.tvm_thread_allreduce")
@@ -25,7 +26,7 @@ def lost_reductions(func: tirx.PrimFunc) -> int:
     meant = sum(_reduces_over(realize, threads) for realize in found_in(func.body, SBlockRealize))
     if not meant:
         return 0
-    mod = s_tir.Schedule(func, enable_check=False).mod
+    mod = module_of({ir.GlobalVar("main"): func})
     lowered = s_tir.transform.LowerCrossThreadReduction()(mod)["main"]
     calls = found_in(lowered.body, ir.Call)
     return max(0, meant - sum(call.op.same_as(_ALL_REDUCE) for call in calls))
