@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 
-from tvm import ir, relax, tirx
+from tvm import ir, tirx
 
 from ..matching.expressions import (
     different,
@@ -18,7 +18,7 @@ from ..matching.expressions import (
     variables_of,
     without_offset,
 )
-from ..matching.stages import Stage, read_stages
+from ..matching.stages import Stage, is_view, read_stages
 from ..transforms.modules import OPAQUE
 from ..tvm_ir import Analyzer, SBlockRealize, TensorLoad
 
@@ -118,7 +118,7 @@ class _Reading:
         self.edges: dict[tirx.Var, Edge] = {
             r: Edge(Kind.ONE_TO_ONE, 1.0, 1, False) for r in results
         }
-        self.is_reshape = len(stages) == 1 and relax.analysis.has_reshape_pattern(func)
+        self.is_reshape = len(stages) == 1 and is_view(func)
         for stage in reversed(stages):
             behind = self.edges.get(stage.buffer)
             if behind is not None:

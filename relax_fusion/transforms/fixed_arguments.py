@@ -14,6 +14,7 @@ from ..hardware.target import device_of, is_gpu
 from ..matching.effects import Memory
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
+from ..matching.stages import is_view
 from ..tvm_ir import SBlockRealize, structural_equal
 from .modules import bindings_of, functions_of, with_functions
 from .parts import marked_parts, part_of
@@ -89,7 +90,7 @@ class MarkFixedArguments:
             for call in found_in(func.body, ir.Call)
         ):
             return False
-        return not relax.analysis.has_reshape_pattern(func)
+        return not is_view(func)
 
 
 def fixed_arguments(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import tvm
 from tvm import relax
@@ -81,9 +82,11 @@ def built(library: Library) -> Path:
 
 
 @contextmanager
-def started(count: int, device: str, limit: float, own: bool = True) -> Iterator[Workers]:
+def started(
+    count: int, device: Literal["cpu", "cuda"], limit: float, own: bool = True
+) -> Iterator[Workers]:
     """Have workers, which are ended after some seconds whatever they do."""
-    with Workers(count, device=device, own_all_reduce=own) as workers:  # type: ignore[arg-type]
+    with Workers(count, device=device, own_all_reduce=own) as workers:
         late = threading.Event()
 
         def end() -> None:
