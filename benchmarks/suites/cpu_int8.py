@@ -1,17 +1,19 @@
-"""Layers of int8 weights on this CPU: ours against torch and onnxruntime.
+"""Layers of int8 weights on this CPU: ours against torch, onnxruntime and OpenVINO.
 
     python -m benchmarks run cpu_int8 [--models bert llama] [--rows 1 16 128 512] [--threads 2]
 
 Two things are timed.  A whole layer takes float32, rounds it to bytes by its range, multiplies, and
-gives float32 with a bias: one ONNX file (DynamicQuantizeLinear, MatMulInteger), by our importer and
-pipeline and by onnxruntime, and torch's dynamically quantised `Linear`; the weight is a constant of
-all three.  Sums alone are int8 by int8, int32: ours, whose weight is a constant, and
-``torch._int_mm``.  Everybody takes turns; the least of the times counts.  Sums are compared with
-numpy's, which are exact, layers with the file's by ONNX's reference.
+gives float32 with a bias.  One ONNX file (DynamicQuantizeLinear, MatMulInteger) is for our importer
+and pipeline and for onnxruntime; torch has its dynamically quantised `Linear`.  OpenVINO computes
+that file in floats: it gets a product with DequantizeLinear's weight, whose rows it rounds to int8,
+its fastest of five spellings.  The weight is a constant of all.  Sums alone are int8 by int8,
+int32: ours, whose weight is a constant, and ``torch._int_mm``.  Everybody takes turns; the least of
+the times counts.  Sums are compared with numpy's, which are exact, layers with the file's formulas.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import statistics
 import tempfile
@@ -47,10 +49,16 @@ LAYERS = {
 }
 """Features in and out of the layers of BERT base and of LLaMA-3.2-1B."""
 
-OWN = {"ort": "ours", "torch": "ours", "int_mm": "sums"}
+OWN = {"ort": "ours", "openvino": "ours", "torch": "ours", "int_mm": "sums"}
 """With which of ours each peer is compared."""
 
-LABELS = {"ort": "onnxruntime", "torch": "torch", "sums": "sums alone", "int_mm": "torch._int_mm"}
+LABELS = {
+    "ort": "onnxruntime",
+    "openvino": "OpenVINO",
+    "torch": "torch",
+    "sums": "sums alone",
+    "int_mm": "torch._int_mm",
+}
 GOAL = 1.0
 CALLS, PAUSE_S = 5, 0.25
 """Calls in a round; before each turn, for the threads of the contender before it to stop."""
@@ -85,8 +93,8 @@ class CpuInt8(Suite):
             yield from ((model, layer, n) for layer in LAYERS[model] for n in self.args.rows)
 
     def absent(self, item: Item) -> Collection[str]:
-        needs = {"ort": "onnxruntime", "torch": "torch", "int_mm": "torch"}
-        return [who for who in LABELS if find_spec(needs.get(who, "tvm")) is None]
+        needs = {**dict.fromkeys(LABELS, "torch"), "ort": "onnxruntime", "openvino": "openvino"}
+        return [who for who in LABELS if who != "sums" and find_spec(needs[who]) is None]
 
     def is_complete(self, entry: Entry, item: Item) -> bool:
         return "error" not in entry and set(self.asked(item)) <= set(entry["seconds"])
@@ -145,18 +153,18 @@ class _Layer:
         self.weight = rng.integers(-127, 128, (k, n), "int8")
         self.scales = rng.uniform(0.5, 1.5, n).astype("float32") / (64 * k**0.5)
         self.bias = rng.standard_normal(n).astype("float32")
-        self.file = self._written()
-
-    def _written(self) -> onnx.ModelProto:
-        kept = {"w": self.weight, "wz": np.zeros((), "int8"), "ws": self.scales, "b": self.bias}
-        nodes = [
+        self.file = self._written(
             helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
             helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["i"]),
             helper.make_node("Cast", ["i"], ["f"], to=onnx.TensorProto.FLOAT),
             helper.make_node("Mul", ["s", "ws"], ["t"]),
             helper.make_node("Mul", ["f", "t"], ["g"]),
-            helper.make_node("Add", ["g", "b"], ["y"]),
-        ]
+        )
+
+    def _written(self, *nodes: onnx.NodeProto) -> onnx.ModelProto:
+        """Write a file of nodes from x to g, what stands before the bias."""
+        kept = {"w": self.weight, "wz": np.zeros((), "int8"), "ws": self.scales, "b": self.bias}
+        nodes = (*nodes, helper.make_node("Add", ["g", "b"], ["y"]))
         shapes = {"x": self.x.shape, "y": (len(self.x), len(self.bias))}
         given, made = (
             helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
@@ -201,6 +209,23 @@ class _Layer:
         text = self.file.SerializeToString()
         session = onnxruntime.InferenceSession(text, options, ["CPUExecutionProvider"])
         return lambda: session.run(None, {"x": self.x})[0]
+
+    def by_openvino(self, threads: int) -> Call:
+        import openvino
+
+        file = self._written(
+            helper.make_node("DequantizeLinear", ["w", "ws"], ["f"], axis=1),
+            helper.make_node("MatMul", ["x", "f"], ["g"]),
+        )
+        options = {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": self.x.shape[1],
+        }
+        core = openvino.Core()
+        model = core.read_model(io.BytesIO(file.SerializeToString()))
+        request = core.compile_model(model, "CPU", options).create_infer_request()
+        return lambda: np.array(request.infer([self.x])[0])
 
     def by_torch(self, threads: int) -> Call:
         import torch
