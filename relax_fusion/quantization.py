@@ -234,7 +234,7 @@ def _halves(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     The largest of a group gets the largest exponent of a number, which is 2.
     """
     largest = np.abs(groups).max(axis=-1)
-    exponents = np.clip(np.frexp(largest)[1] - 3, -126, 127)
+    exponents = np.clip(np.frexp(largest)[1] - 3, -127, 127)
     with np.errstate(invalid="ignore"):
         numbers = np.clip(np.ldexp(groups, -exponents[..., None]), -6, 6)
     codes = np.nan_to_num(numbers).astype(ml_dtypes.float4_e2m1fn).view("uint8") & 15

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from numbers import Integral
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import pydantic
@@ -59,6 +60,7 @@ def read(
     error: type[Exception],
     where: str,
     unknown: Literal["forbid", "ignore"] = "forbid",
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> _Record:
     """Make a dataclass of a mapping.
 
@@ -69,6 +71,7 @@ def read(
     `error`: what to raise.
     `where`: what the fields belong to, in front of the message.
     `unknown`: what to do about keys that `cls` does not have.
+    `keys`: what messages call a key, where the user knows it by another name.
     Raises `error` if `data` is no mapping with text as keys, lacks a field, or has a value that its
     type hint does not allow.
     """
@@ -79,7 +82,7 @@ def read(
         made = _model(cls)  # type: ignore[arg-type]
         model = made.model_validate(given, extra=unknown, by_name=False, by_alias=True)
     except ValidationError as err:
-        raise error(_line(err, where, cls)) from None
+        raise error(_line(err, where, cls, keys)) from None
     return cls(**{name: getattr(model, name) for name in model.model_fields_set})
 
 
@@ -175,10 +178,16 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _line(err: ValidationError, where: str, cls: type | None = None) -> str:
+def _line(
+    err: ValidationError,
+    where: str,
+    cls: type | None = None,
+    keys: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Return the first of what pydantic found, in one line; `cls` says which fields there are."""
     first = err.errors(include_url=False)[0]
-    name, prefix = _path(first["loc"]), f"{where}: " if where else ""
+    steps = [keys.get(str(step), step) if n == 0 else step for n, step in enumerate(first["loc"])]
+    name, prefix = _path(steps), f"{where}: " if where else ""
     if first["type"] in ("missing", "missing_argument"):
         return f"{prefix}the field {name!r} is missing"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -88,7 +88,13 @@ def _e2m1(field: tirx.Expr) -> tirx.Expr:
 
 
 def _scale(form: Packed, stored: tirx.Expr) -> tirx.Expr:
-    """Return a scale; of an exponent, the float32 that has it (0 for the least, 2 ** -127)."""
+    """Return a scale; of an exponent, the float32 that has it.
+
+    A bit of the mantissa is set for 0, which makes it 2 ** -127, and for 255, which makes it NaN.
+    """
     if form.scale_dtype != EXPONENT:
         return stored
-    return tirx.reinterpret("float32", stored.astype("uint32") << tirx.const(23, "uint32"))
+    byte = stored.astype("uint32")
+    one, least, most, place = (tirx.const(n, "uint32") for n in (1, 0, 255, 23))
+    ends = tirx.Select(byte + one & most <= one, tirx.const(1 << 22, "uint32"), least)
+    return tirx.reinterpret("float32", byte << place | ends)

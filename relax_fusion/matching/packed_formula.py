@@ -12,7 +12,7 @@ from ..tvm_ir import TensorLoad, structural_equal, structural_map
 from ..workload import FLOAT_BYTES
 from ..workload.formats import E2M1, EXPONENT, NUMBERS
 from ..workload.reference import numpy_dtype
-from .expressions import found_in, is_number, numbers_of
+from .expressions import different, found_in, is_number, loads_of, numbers_of
 
 _REINTERPRET = ir.Op.get("tirx.reinterpret")
 _OF_FOUR_BITS = np.arange(16, dtype="uint8").view(numpy_dtype(E2M1)).astype("float32")
@@ -89,19 +89,26 @@ def formula_of(value: tirx.Expr) -> Formula | None:
 
 
 def _scale(value: tirx.Expr) -> tirx.Expr | None:
-    """Return the load of a scale: a float, or the exponent of a power of 2."""
+    """Return the load of a scale: a float, or the exponent of a power of 2.
+
+    The least byte may give 0 in the place of 2 ** -127, and the largest an infinity in that of NaN,
+    as where a byte is shifted to the exponent of a float32.
+    """
     if isinstance(value, TensorLoad) and str(value.ty.dtype) in _FLOATS:
         return value
     if not isinstance(value, ir.Call) or not value.op.same_as(_REINTERPRET):
         return None
-    shifted, dtype = value.args[0], str(value.ty.dtype)
-    if not isinstance(shifted, tirx.LShift) or dtype != "float32":
+    loads = different(loads_of(value))
+    if str(value.ty.dtype) != "float32" or [str(v.ty.dtype) for v in loads] != [EXPONENT]:
         return None
-    byte = shifted.a if is_number(shifted.b, 23) else None
-    if not isinstance(byte, tirx.Cast) or str(byte.ty.dtype) != "uint32":
+    byte, numbers = tirx.Var("byte", EXPONENT), np.arange(256, dtype=EXPONENT)
+    bits = structural_map(value.args[0], (TensorLoad, lambda _: byte))
+    got = numbers_of(bits, byte, numbers)
+    if got is None or got.dtype not in ("uint32", "int32"):
         return None
-    is_byte = isinstance(byte.value, TensorLoad) and str(byte.value.ty.dtype) == EXPONENT
-    return byte.value if is_byte else None
+    powers, wanted = got.view("float32"), np.ldexp(np.float32(1), np.arange(-127, 128))
+    ends = powers[0] in (0, wanted[0]) and not np.isfinite(powers[-1])
+    return loads[0] if ends and np.array_equal(powers[1:-1], wanted[1:]) else None
 
 
 def _unlimited(value: tirx.Expr) -> tuple[tirx.Expr, float | None]:

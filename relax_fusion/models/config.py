@@ -11,13 +11,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, InstanceOf
 
 from ..errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from ..validation import Count, Natural, check, read, shown
-from .decoders import ARCHITECTURES, MODEL_TYPES, decoder_fields, stores_mxfp4
+from .decoders import ARCHITECTURES, MODEL_TYPES, SPELLINGS, decoder_fields, stores_mxfp4
 from .expert_config import MAX_WIDTH, Experts, Width
 from .rope import Positive, RopeScaling
 
@@ -130,7 +131,8 @@ class LlamaConfig:
         defaults = {"max_position_embeddings": 2048, "num_key_value_heads": heads}
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             defaults["head_dim"] = hidden // heads
-        return _read(cls, {**defaults, **_given(data), **decoder_fields(data)}, "LLaMA config")
+        fields = {**defaults, **_given(data), **decoder_fields(data)}
+        return _read(cls, fields, "LLaMA config", SPELLINGS)
 
 
 @dataclass(frozen=True)
@@ -329,8 +331,13 @@ def _given(data: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _read(cls: type[_Family], data: Mapping[str, Any], where: str) -> _Family:
-    return read(cls, data, ConfigError, where, unknown="ignore")
+def _read(
+    cls: type[_Family],
+    data: Mapping[str, Any],
+    where: str,
+    keys: Mapping[str, str] = MappingProxyType({}),
+) -> _Family:
+    return read(cls, data, ConfigError, where, "ignore", keys)
 
 
 def _refuse(data: Mapping[str, Any], key: str) -> None:

@@ -19,6 +19,14 @@ def root(value: Any, power: float) -> Any:
     return float(value) ** power if is_number else value
 
 
+def flag(data: Data, key: str, default: bool) -> bool:
+    """Return a field that is true or false; raise `ConfigError` where it is anything else."""
+    value = data.get(key)
+    if not isinstance(value, bool | None):
+        raise ConfigError(f"{key} is {shown(value)}; must be true or false")
+    return default if value is None else value
+
+
 def windows(data: Data, every: int = 0) -> Fields:
     """Return how many keys each layer sees; ``every`` how many-th layer has no window."""
     window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
@@ -30,7 +38,7 @@ def windows(data: Data, every: int = 0) -> Fields:
         slides = [(n + 1) % every != 0 for n in range(layers)]
     else:
         first = data.get("max_window_layers", 28)
-        uses = bool(data.get("use_sliding_window")) and window is not None
+        uses = flag(data, "use_sliding_window", False) and window is not None
         slides = [uses and n >= first for n in range(layers)]
     if kinds is not None:
         known = ("full_attention", "sliding_attention")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedFeatureError
-from ..validation import shown
-from .decoder_parts import Data, Fields, mapping, root, rotary, windows
+from ..validation import read, shown
+from .decoder_parts import Data, Fields, flag, mapping, root, rotary, windows
 from .expert_config import Experts
 from .rope import RopeScaling
 
@@ -44,7 +44,7 @@ def decoder_fields(data: Data) -> Fields:
     Raises `UnsupportedFeatureError` if `data` has a field that changes what the model computes, and
     that is not built; it names the field and its value.
     """
-    name = (data.get("architectures") or [data.get("model_type")])[0]
+    name = _name(data)
     family = _BY_NAME[name]
     known = (*_COMMON, *_IRRELEVANT, *family.fields)
     for key, value in data.items():
@@ -55,6 +55,10 @@ def decoder_fields(data: Data) -> Fields:
             )
     defaults = {key: value for key, value in family.defaults.items() if key not in data}
     return {**defaults, **family.read({**defaults, **data})}
+
+
+def _name(data: Data) -> str:
+    return (data.get("architectures") or [data.get("model_type")])[0]
 
 
 def _llama(data: Data) -> Fields:
@@ -82,6 +86,14 @@ _EXPERTS = (
 )
 
 
+_OF_EXPERTS = {
+    "dense_layers": "mlp_only_layers",
+    "limit": "swiglu_limit",
+    "sharpness": "swiglu_alpha",
+}
+"""What a file calls further fields of `Experts`."""
+
+
 def _experts(data: Data, features: str, count: int, **others: Any) -> Experts:
     """Read how many experts there are, in the spellings of transformers 4 and 5, and how wide.
 
@@ -89,12 +101,10 @@ def _experts(data: Data, features: str, count: int, **others: Any) -> Experts:
     `count`: of experts, where a file does not tell.
     `others`: further fields of `Experts`.
     """
-    fields: Fields = {
-        "count": data.get("num_local_experts", data.get("num_experts", count)),
-        "chosen": data.get("num_experts_per_tok"),
-        "features": data.get(features),
-    }
-    return Experts(**fields, **others)
+    number = "num_local_experts" if "num_local_experts" in data else "num_experts"
+    keys = {"count": number, "chosen": "num_experts_per_tok", "features": features}
+    fields = {"count": count, **{field: data[key] for field, key in keys.items() if key in data}}
+    return read(Experts, {**fields, **others}, ConfigError, "experts", keys=keys | _OF_EXPERTS)
 
 
 def _mixtral(data: Data) -> Fields:
@@ -113,7 +123,7 @@ def _qwen3_moe(data: Data) -> Fields:
         raise ConfigError(f"decoder_sparse_step is {shown(every)}; must be an integer from 1 on")
     if isinstance(layers, int) and layers <= 10_000:
         dense += [n for n in range(layers) if (n + 1) % every and n not in dense]
-    how = {"renormalised": data.get("norm_topk_prob"), "dense_layers": tuple(dense)}
+    how = {"renormalised": flag(data, "norm_topk_prob", False), "dense_layers": tuple(dense)}
     return {"experts": _experts(data, "moe_intermediate_size", 128, **how), **_qwen3(data)}
 
 
@@ -134,7 +144,7 @@ def stores_mxfp4(data: Data) -> bool:
     """Tell whether a checkpoint has the weights of its experts in MXFP4, as gpt-oss's has."""
     stored = data.get("quantization_config")
     is_mxfp4 = isinstance(stored, Mapping) and stored.get("quant_method") == "mxfp4"
-    return is_mxfp4 and data.get("model_type") == "gpt_oss"
+    return is_mxfp4 and _BY_NAME.get(_name(data)) is _BY_NAME["gpt_oss"]
 
 
 def _qwen2_moe(data: Data) -> Fields:
@@ -147,8 +157,8 @@ def _qwen2_moe(data: Data) -> Fields:
             f"shared_expert_intermediate_size is {shown(wide)}; must be a multiple of "
             f"moe_intermediate_size {shown(each)}"
         )
-    bias = data.get("qkv_bias")
-    biases = {"attention_bias": bias is not False, "output_bias": False, "qk_norm": False}
+    bias = flag(data, "qkv_bias", True)
+    biases = {"attention_bias": bias, "output_bias": False, "qk_norm": False}
     return {**found, **biases, "experts": replace(found["experts"], shared=sizes[0] // sizes[1])}
 
 
@@ -314,4 +324,13 @@ ARCHITECTURES = tuple(family.architecture for family in _FAMILIES)
 """Values of ``architectures`` that `LlamaConfig` describes."""
 MODEL_TYPES = tuple(family.model_type for family in _FAMILIES)
 """Values of ``model_type`` that `LlamaConfig` describes."""
+SPELLINGS = {
+    "windows": "sliding_window",
+    "local_rope_theta": "rope_local_base_freq",
+    "query_scale": "query_pre_attn_scalar",
+    "attention_softcap": "attn_logit_softcapping",
+    "logit_softcap": "final_logit_softcapping",
+    "output_bias": "attention_bias",
+}
+"""What a file calls fields of `LlamaConfig` that `decoder_fields` makes."""
 _BY_NAME = {name: f for f in _FAMILIES for name in (f.architecture, f.model_type)}

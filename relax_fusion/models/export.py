@@ -222,8 +222,8 @@ def _check_groups(weight: ParamSpec, form: Packed) -> None:
     cut, part = weight.recipe.cut, weight.shape[-1]
     if cut is not None and cut.axis == 1 and part % form.group:
         raise ConfigError(
-            f"shards is {cut.shards}; {weight.name!r} would have {part} features for each worker, "
-            f"which are no multiple of the {form.group} that share a scale"
+            f"{weight.name!r} cannot be spread over {cut.shards} workers: each would have {part} "
+            f"features, which are no multiple of the {form.group} that share a scale"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..errors import WeightsError
 from ..quantization import MXFP4
 from ..workload.reference import numpy_dtype
 from .checkpoint import Checkpoint
@@ -26,6 +27,10 @@ def stacked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.nda
     if len(shape) < 3 or f"{name}_blocks" not in checkpoint:
         return checkpoint.tensor(name, shape)
     experts, k, n = shape
+    if k % MXFP4.group:
+        raise WeightsError(
+            f"{name}_blocks has {k} features of each expert; MXFP4 has {MXFP4.group} in each group"
+        )
     groups = (experts, n, k // MXFP4.group)
     blocks = checkpoint.tensor(f"{name}_blocks", (*groups, MXFP4.group // 2), kinds=("U8",))
     scales = checkpoint.tensor(f"{name}_scales", groups, kinds=("U8",))

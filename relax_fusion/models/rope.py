@@ -63,6 +63,12 @@ class RopeScaling:
     }
     """Those that it reads where they are given."""
 
+    BESIDE: ClassVar[tuple[str, ...]] = (
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"),
+        "original_max_position_embeddings",
+    )
+    """Those that are read elsewhere, or change no kind that does not need them."""
+
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: Positive = 1.0
     low_freq_factor: Positive = 1.0
@@ -112,6 +118,11 @@ class RopeScaling:
                 f"{', '.join(cls.NEEDS)}"
             )
         known = (*cls.NEEDS[kind], *cls.MAY_HAVE.get(kind, ()))
+        for key, value in data.items():
+            if key not in (*known, *cls.BESIDE) and value not in (None, False, [], {}):
+                raise UnsupportedFeatureError(
+                    f"rope scaling {kind!r} with {key} {shown(value)} is not supported"
+                )
         fields = {key: data[key] for key in known if data.get(key) is not None}
         missing = [key for key in cls.NEEDS[kind] if key not in fields]
         if missing:

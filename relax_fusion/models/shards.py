@@ -144,18 +144,19 @@ def checked_shards(config: Config, shards: Any) -> Shards:
     if count == 1:
         return Shards()
     if isinstance(config, BertConfig):
-        raise ConfigError(f"shards is {count}; an encoder cannot be spread over workers")
+        raise ConfigError(f"an encoder cannot be spread over {count} workers")
     if isinstance(config, LlamaConfig) and config.experts:
-        raise ConfigError(f"shards is {count}; experts cannot be spread over workers")
+        raise ConfigError(f"experts cannot be spread over {count} workers")
     for what, size in (
         ("attention heads", config.num_heads),
         ("features of the feed-forward network", config.intermediate_size),
     ):
         if size % count:
-            raise ConfigError(f"shards is {count}; the {size} {what} do not divide by that")
+            raise ConfigError(f"the {size} {what} cannot be spread evenly over {count} workers")
     kv = config.num_kv_heads
     if kv % count and count % kv:
         raise ConfigError(
-            f"shards is {count}; must divide the {kv} heads of keys and values, or be a multiple"
+            f"the {kv} heads of keys and values cannot be spread over {count} workers; that must "
+            "divide them or be a multiple"
         )
     return Shards(count)

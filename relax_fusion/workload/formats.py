@@ -19,7 +19,7 @@ E2M1 = "float4_e2m1fn"
 """What 4 bits may be: a sign, two bits of exponent, one of mantissa; 0, 0.5, 1, 1.5, 2, 3, 4, 6."""
 
 EXPONENT = "uint8"
-"""As the dtype of scales: each is a power of 2, stored as its exponent plus 127."""
+"""As the dtype of scales: each is a power of 2, stored as its exponent plus 127; 255 is NaN."""
 
 ALL = -1
 """As the size of a group: all elements along a dimension share a scale."""

@@ -28,7 +28,8 @@ def decoded(form: Packed, stored: Sequence[Array], shape: Sequence[Dim]) -> Arra
     numbers = _fields(form, words, form.word_axis, shape) - zero
     if form.scale_dtype:
         scales = groups[0].astype("float64")
-        scales = 2.0 ** (scales - 127) if form.scale_dtype == EXPONENT else scales
+        if form.scale_dtype == EXPONENT:
+            scales = np.where(scales == 255, np.nan, 2.0 ** (scales - 127))
         numbers = numbers * of_groups(scales)
     return numbers if form.limit is None else np.clip(numbers, -form.limit, form.limit)
 

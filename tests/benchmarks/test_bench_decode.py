@@ -262,7 +262,7 @@ def test_what_cannot_be_run_on_several_gpus(capsys) -> None:
         "--quantization q4f16_1": "--quantization: weights are drawn on GPUs",
         "--compile-only": "--compile-only needs --libraries",
         "--workers 1": "--workers must be at least 2",
-        "--workers 3": "--workers: shards is 3; the 32 attention heads do not divide",
+        "--workers 3": "--workers: the 32 attention heads cannot be spread evenly over 3 workers",
         "--tokens 1": "--tokens must be from 2 to 131072",
         "--context 131072": "--context must be from 1 to 131071",
     }.items():

@@ -74,7 +74,10 @@ def test_a_bench_of_several_workers(spread: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (["explain", "demo-llama", "--tensor-parallel", "3"], "attention heads do not divide"),
+        (
+            ["explain", "demo-llama", "--tensor-parallel", "3"],
+            "attention heads cannot be spread evenly over 3 workers",
+        ),
         (["explain", "demo-llama", "--tensor-parallel", "0"], "--tensor-parallel"),
         (["bench", "demo-llama", "--tensor-parallel", "2", "--against", "tvm"], "peers run on one"),
         (

@@ -110,6 +110,16 @@ def test_architectures_decide_before_model_type(tmp_path):
         ),
         ({"rope_scaling": YARN | {"beta_fast": 0.5}}, ConfigError, "beta_fast is 0.5; must be"),
         ({"rope_scaling": {"rope_type": "llama3"}}, ConfigError, "needs the field 'factor'"),
+        (
+            {"rope_scaling": YARN | {"mrope_section": [16, 24, 24]}},
+            UnsupportedFeatureError,
+            r"rope scaling 'yarn' with mrope_section \[16, 24, 24\] is not supported",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "factor": 8.0}},
+            UnsupportedFeatureError,
+            "rope scaling 'default' with factor 8.0 is not supported",
+        ),
     ],
 )
 def test_refusals_say_what_is_wrong(changes, error, message):

@@ -15,6 +15,7 @@ from relax_fusion import dequantize
 from relax_fusion.models import (
     ConfigError,
     Generator,
+    WeightsError,
     config_from_dict,
     export,
     load_config,
@@ -116,6 +117,22 @@ def test_every_number_and_scale(tmp_path: Path) -> None:
         given = map(torch.from_numpy, (blocks[:255], scales[:255]))
         wanted = convert_moe_packed_tensors(*given, dtype=torch.float32).numpy()[:, :, 0]
     np.testing.assert_array_equal(got[:255], wanted)
+
+
+def test_groups_that_are_not_full(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    blocks, scales = (np.zeros((1, 4, 2, *more), "uint8") for more in ((16,), ()))
+    save_file({"w_blocks": blocks, "w_scales": scales}, file)
+    with pytest.raises(WeightsError, match=r"^w_blocks has 48 features .*; MXFP4 has 32 in each"):
+        stacked(Checkpoint(file), "w", (1, 48, 4))
+
+
+def test_either_name_of_gpt_oss_will_do() -> None:
+    for missing in ("model_type", "architectures"):
+        config = config_of("GptOss", intermediate_size=64) | {"quantization_config": STORED}
+        config |= {"architectures": ["GptOssForCausalLM"]}
+        del config[missing]
+        assert config_from_dict(config).experts is not None
 
 
 @pytest.mark.parametrize(

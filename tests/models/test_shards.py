@@ -199,24 +199,25 @@ def test_as_many_workers_as_the_model_was_exported_for(tmp_path: Path) -> None:
         (
             replace(TINY, experts=Experts(4, 2, 48)),
             {"shards": 2},
-            "shards is 2; experts cannot be spread over workers",
+            "experts cannot be spread over 2 workers",
         ),
-        (TINY, {"shards": 3}, "shards is 3; the 4 attention heads do not divide by that"),
+        (TINY, {"shards": 3}, "the 4 attention heads cannot be spread evenly over 3 workers"),
         (
             replace(TINY, intermediate_size=98),
             {"shards": 4},
-            "shards is 4; the 98 features of the feed-forward network do not divide by that",
+            "the 98 features of the feed-forward network cannot be spread evenly over 4 workers",
         ),
         (
             replace(TINY, num_heads=12, num_kv_heads=3),
             {"shards": 2},
-            "shards is 2; must divide the 3 heads of keys and values, or be a multiple",
+            "the 3 heads of keys and values cannot be spread over 2 workers; that must divide them "
+            "or be a multiple",
         ),
         (
             TINY,
             {"shards": 2, "quantization": "q4f16_1"},
-            "shards is 2; 'model.layers.0.mlp.down_proj.weight' would have 48 features for each "
-            "worker, which are no multiple of the 32 that share a scale",
+            "'model.layers.0.mlp.down_proj.weight' cannot be spread over 2 workers: each would "
+            "have 48 features, which are no multiple of the 32 that share a scale",
         ),
         (
             config_from_dict(
@@ -230,7 +231,7 @@ def test_as_many_workers_as_the_model_was_exported_for(tmp_path: Path) -> None:
                 }
             ),
             {"shards": 2},
-            "shards is 2; an encoder cannot be spread over workers",
+            "an encoder cannot be spread over 2 workers",
         ),
     ],
 )

@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from relax_fusion import Report, dequantize, quantize
 from relax_fusion.matching.packed_format import packed_format
+from relax_fusion.models.mxfp4 import decoded as stored_decoded
 from relax_fusion.quantization import MXFP4
 from relax_fusion.workload.unpacked import decoded
 
@@ -51,6 +52,11 @@ def infinite(bits: tirx.Expr) -> tirx.Expr:
     return tirx.Select(bits == 1, endless.astype("int32").astype("float32"), by_exponent(bits))
 
 
+def shifted(byte: tirx.Expr) -> tirx.Expr:
+    """The float32 with an exponent, as bits."""
+    return byte.astype("uint32") << tirx.const(23, "uint32")
+
+
 class Written:
     """A weight whose numbers a function of 4 bits makes, with scales that are powers of 2."""
 
@@ -62,12 +68,12 @@ class Written:
     def shapes(self, n: int, k: int) -> list:
         return [(o.shape, o.dtype) for o in self.form.operands("w", (n, k))]
 
-    def function(self, words: te.Tensor, scales: te.Tensor) -> te.Tensor:
+    def function(self, words: te.Tensor, scales: te.Tensor, bits_of: Number = shifted) -> te.Tensor:
         def element(j: tirx.Var, i: tirx.Var) -> tirx.Expr:
             shift = (i % self.form.fields * 4).astype(self.form.word)
             bits = words[j, i // self.form.fields] >> shift & tirx.const(15, self.form.word)
-            power = scales[j, i // 32].astype("uint32") << tirx.const(23, "uint32")
-            return self.number(bits.astype("int32")) * tirx.reinterpret("float32", power)
+            power = tirx.reinterpret("float32", bits_of(scales[j, i // 32]))
+            return self.number(bits.astype("int32")) * power
 
         sizes = int(words.shape[0]), int(words.shape[1]) * self.form.fields
         shape = [tirx.IntImm("int64", size) for size in sizes]
@@ -133,6 +139,46 @@ def test_matmuls_read_it(rows: int) -> None:
     (got,) = run["main"](*given)
     wanted = x.astype("float64") @ decoded(MXFP4, (words, scales), (N, K)).T + other
     np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_the_least_and_the_largest_scale() -> None:
+    """They are 2 ** -127 and NaN to all that decode them, also where a graph has 0 and infinity."""
+    words, scales = np.full((N, K // 2), 0x11, "uint8"), np.full((N, K // 32), 127, "uint8")
+    scales[:3], scales[3, 1] = np.array([[0], [1], [254]]), 255
+    exact = np.ldexp(0.5, scales.astype("int32") - 127).repeat(32, 1)
+    exact[3, 32:64] = np.nan
+    np.testing.assert_array_equal(decoded(MXFP4, (words, scales), (N, K)), exact)
+    np.testing.assert_array_equal(dequantize(words, scales, "mxfp4").astype("float64"), exact)
+    blocks = words.reshape(N, K // 32, 16)
+    np.testing.assert_array_equal(stored_decoded(blocks, scales), exact.astype("float32"))
+    again = quantize(exact.astype("float32"), "mxfp4")
+    np.testing.assert_array_equal(dequantize(*again, "mxfp4").astype("float64"), exact)
+    run = machine(
+        quickly(matmul(1), relax.get_pipeline("relax_fusion", target="llvm", always_fuse=True))
+    )
+    x, other = np.full((1, K), 2.0**-9, "float32"), np.zeros((1, N), "float32")
+    (got,) = run["main"](*map(tvm.runtime.tensor, (x, words, scales, other)))
+    np.testing.assert_allclose(got.numpy(), x.astype("float64") @ exact.T, rtol=1e-5, atol=2**-148)
+    got = run["main"](*map(tvm.runtime.tensor, (x * np.float32(2.0**100), words, scales, other)))
+    small = got[0].numpy()[0, 0]
+    assert small == pytest.approx(K * 2.0 ** (100 - 9 - 128), rel=1e-5)
+
+
+@pytest.mark.parametrize("least, largest", [(0.0, np.inf), (2.0**-127, np.nan), (0.0, 1.0)])
+def test_how_a_scale_is_written(least: float, largest: float) -> None:
+    """A byte is shifted to the exponent, and a choice may mend what that makes of its ends."""
+
+    def power(byte: tirx.Expr) -> tirx.Expr:
+        bits = shifted(byte)
+        for value, end in ((0, least), (255, largest)):
+            at = tirx.const(int(np.float32(end).view("uint32")), "uint32")
+            bits = tirx.Select(byte == tirx.const(value, "uint8"), at, bits)
+        return bits
+
+    form = Written(by_exponent)
+    given = [te.placeholder(shape, dtype) for shape, dtype in form.shapes(N, K)]
+    found = packed_format(te.create_prim_func([*given, form.function(*given, power)]))
+    assert (found is not None) == (largest != 1.0)
 
 
 def test_a_gpu_decodes_it_in_a_matmul_of_its_own() -> None:

@@ -39,6 +39,13 @@ def numbers_of(words, F: tl.constexpr):
 
 
 @triton.jit
+def power_of_two(byte):
+    """Return the float32 2 ** (byte - 127), NaN for 255: see `relax_fusion.compute.packed`."""
+    ends = tl.where(((byte + 1) & 255) <= 1, 1 << 22, 0)
+    return ((byte << 23) | ends).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def load_words(p, expert, columns, word, F: tl.constexpr):
     """Return words ``[n, words]`` and float32 scales alike, zero beyond the end of k."""
     WORDS: tl.constexpr = words_of(F)
@@ -48,7 +55,7 @@ def load_words(p, expert, columns, word, F: tl.constexpr):
     at = row[:, None] * groups_of(F) + (word // (F.group // F.fields))[None, :]
     scales = tl.load(p.scale + at, mask=inside, other=0)
     if F.exponents:
-        return words, (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        return words, power_of_two(scales.to(tl.int32))
     else:
         return words, scales.to(tl.float32)
 

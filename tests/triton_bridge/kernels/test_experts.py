@@ -131,6 +131,20 @@ def test_workloads_are_computed_as_their_graphs_say(interpreter: Interpreter, na
             assert np.abs(got - exact).max() < 2e-3 * np.abs(exact).max()
 
 
+def test_the_least_and_the_largest_scale_of_mxfp4(interpreter: Interpreter) -> None:
+    work = replace(WORKS["mxfp4"], gate=None, bias=False, dtype="float32", out_dtype="float32")
+    given = inputs(work, {"rows": 5})
+    given["w0_scale"][:: work.n], given["w0_scale"][1 :: work.n] = 0, 255
+    given["x"] *= 2.0**100
+    for plan in (PAIRS, TILES):
+        got = interpreted(interpreter, work, plan, given)["out0"]
+        exact = evaluate(work.graph, given)["out0"]
+        assert np.isnan(got[..., 1]).all() and np.isnan(exact[..., 1]).all()
+        least, wanted = got[..., 0], exact[..., 0]
+        assert np.abs(wanted).min() > 0
+        np.testing.assert_allclose(least, wanted, atol=2e-3 * np.abs(wanted).max())
+
+
 BIG = ExpertPlan(128, 128, 64, num_stages=4, num_warps=8, family="expert_tiles")
 FEW = ExpertPlan(16, 128, 64, num_stages=4, num_warps=4, family="expert_tiles")
 BY_MAP = replace(BIG, tensor_map=1)
