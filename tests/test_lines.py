@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 91_601, 545
+LIBRARY = 91_682, 545
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 69_394
+TESTS = 69_494
 """The most lines of Python in ``tests/``."""
 
 
