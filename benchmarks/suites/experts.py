@@ -1,11 +1,12 @@
-"""A layer of experts on an NVIDIA GPU, from the router to the sum: ours and torch, in one run.
+"""A layer of experts on an NVIDIA GPU, from the router to the sum: ours and its peers, in one run.
 
     python -m benchmarks run experts [--cases qwen3-30b] [--tokens 1 64] [--contenders grouped ours]
 
 Random weights at the sizes of published models, bfloat16.  In torch a user has two ways, of which
 the faster counts: `bmm` gathers the weights of each pair of token and expert, which pays for few;
 `grouped` sorts pairs by expert and multiplies by `torch._grouped_mm`.  Each is timed as it is, and
-under torch.compile.  Nothing in them waits for the host, so that everybody is a CUDA graph; L2 is
+under torch.compile.  SGLang's Triton kernels stand beside them where SGLang is installed (see
+`sglang_experts`).  Nothing in them waits for the host, so that everybody is a CUDA graph; L2 is
 flushed before each replay.  Results are compared with float64 for some tokens.
 """
 
@@ -25,6 +26,7 @@ from tvm.relax import op
 from benchmarks import building
 from benchmarks.report import Entry, Verdict, ratio
 from benchmarks.suite import Suite
+from benchmarks.suites import sglang_experts
 from relax_fusion.studio.bench.torch_peers import under_compile
 
 DTYPE = "bfloat16"
@@ -34,7 +36,7 @@ BMM_PAIRS = 64
 all of the rest."""
 
 WORST, MEAN = 1.0, 1.2
-"""How many times as fast as torch each layer is to be, and all by the geometric mean."""
+"""How many times as fast as its best peer each layer is to be, and all by the geometric mean."""
 
 LIMIT, SHARPNESS = 7.0, 1.702
 """Of the gate of gpt-oss."""
@@ -217,6 +219,16 @@ def by_groups(model: Model, x: torch.Tensor, w: dict[str, torch.Tensor]) -> torc
     return (back.view(*ids.shape, -1) * share[..., None]).sum(1)
 
 
+def by_sglang(model: Model, x: torch.Tensor, w: dict[str, torch.Tensor]) -> Callable[[], Any]:
+    """Return the layer by SGLang's kernels, without the router."""
+    found = routed(model, x, w["router"])
+    if not model.is_oss:
+        return sglang_experts.layer(x, w, found, None)
+    turned = {name: w[name].transpose(1, 2).contiguous() for name in ("up", "down")}
+    gate = torch.compile(lambda y: gated(model, y), dynamic=False)
+    return sglang_experts.layer(x, {**w, **turned}, found, gate)
+
+
 # --- numbers -----------------------------------------------------------------------------------
 
 
@@ -272,9 +284,9 @@ class Experts(Suite):
     name, device = "bench_experts", "gpu"
     key = ("case", "tokens")
     cases = tuple(MODELS)
-    contenders = ("bmm", "grouped", "bmm compiled", "grouped compiled", "ours")
+    contenders = ("bmm", "grouped", "bmm compiled", "grouped compiled", "SGLang", "ours")
     usual = contenders
-    head = ("layer", "tokens", *(f"{c}, us" for c in contenders), "launches", "ours vs torch")
+    head = ("layer", "tokens", *(f"{c}, us" for c in contenders), "plans", "ours vs best")
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
@@ -290,7 +302,8 @@ class Experts(Suite):
 
     def absent(self, item: Item) -> tuple[str, ...]:
         few = item.tokens * item.model.chosen <= BMM_PAIRS
-        return () if few else ("bmm", "bmm compiled")
+        gone = () if few else ("bmm", "bmm compiled")
+        return gone if sglang_experts.is_here() else (*gone, "SGLang")
 
     def prepare(self, items: Sequence[Item]) -> None:
         if "ours" in (self.args.contenders or self.usual):
@@ -312,6 +325,8 @@ class Experts(Suite):
                 built = build(item)
                 kernels.extend(told(built, item.tokens))
                 return built.call("main", [x, *(weights[n] for n in model.shapes())])
+            if name == "SGLang":
+                return by_sglang(model, x, weights)
             way, _, compiled = name.partition(" ")
             if not compiled:
                 return lambda: ways[way](model, x, weights)
@@ -339,16 +354,16 @@ class Experts(Suite):
 
     def goals(self, entry: Entry, record: Entry) -> list[Verdict]:
         found = best(entry)
-        return [] if found is None else [(self.name_of(entry), "vs torch", WORST, found)]
+        return [] if found is None else [(self.name_of(entry), "vs the best", WORST, found)]
 
     def verdicts(self, record: Entry) -> list[Verdict]:
         found = super().verdicts(record)
         ratios = [v[3] for v in found]
-        return [*found, ("all", "mean vs torch", MEAN, geometric_mean(ratios))] if found else []
+        return [*found, ("all", "mean vs the best", MEAN, geometric_mean(ratios))] if found else []
 
 
 def best(entry: Entry) -> float | None:
-    """Return how many times as fast ours is as the fastest way of torch."""
+    """Return how many times as fast ours is as the fastest peer."""
     peers = [name for name in Experts.contenders if name != "ours"]
     found = [r for name in peers if (r := ratio(entry, name)) is not None]
     return min(found, default=None)
