@@ -18,7 +18,7 @@ from .prediction import DRAM_EFFICIENCY, Prediction
 
 EARLY_S = 0.9e-6
 """Behind another kernel in a CUDA graph, one adds so much less than its price without the launch:
-it begins while that one ends.  Fitted to whole models on an H200 (`2026-11-29-judge_models.md`);
+it begins while that one ends.  Fitted to whole models on an H200 (`2026-11-30-judge_models.md`);
 assumed elsewhere."""
 
 ALL_REDUCES = (
