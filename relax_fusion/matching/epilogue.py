@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,9 @@ from .shapes import as_dim, dtype_of, groups_of, is_one, period_of, same_shape, 
 MOST_ACTIVATIONS = 1
 """A kernel takes along so many activations.  Each repeats up to four times what is in front of it:
 LLVM takes minutes for one of another, and TVM refuses some of the conditions that come out."""
+
+MOST_SHARES = 64
+"""What is added may be divided by a power of two up to this, the number of workers."""
 
 MOST_BINDINGS = 9
 """An activation that is written out has at most so many bindings along any way through it."""
@@ -170,6 +174,8 @@ def _combined(
     Operands of steps are of the dtype of the rows, and read as float32: one that the graph widens
     to that is read as it was.
     """
+    if operator == "add" and (longer := _shared(view, chain, user, other)) is not None:
+        return longer
     dtype = step_dtype(dtype_of(chain.linear.x))
     if dtype_of(other) != dtype_of(chain.out):
         return None
@@ -203,6 +209,30 @@ def _combined(
     if not rows:
         return None
     return _longer(chain, user, f"{step}:{rows}", KernelArg(other, (groups, chain.linear.n)))
+
+
+def _shared(
+    view: BlockView, chain: FusedProjection, user: relax.Var, other: relax.Expr
+) -> FusedProjection | None:
+    """Absorb a sum with ``x / 2^n``: what all workers have, of which each adds a share.
+
+    ``y + x / 2`` is computed as ``(2 y + x) / 2``, the same number.
+    """
+    found = scaled(view, other)
+    if found is None or not 1 / MOST_SHARES <= found[1] < 1 or math.frexp(found[1])[0] != 0.5:
+        return None
+    data, share = found
+    if isinstance(other, relax.Var) and view.only_user(other) is not None:
+        chain = replace(chain, covers=(*chain.covers, other))
+    longer = _combined(view, _times(chain, 1 / share), user, data, "add")
+    return None if longer is None else _times(longer, share)
+
+
+def _times(chain: FusedProjection, factor: float) -> FusedProjection:
+    """Return the chain, of the same bindings, with one factor more; or without that it undoes."""
+    steps = chain.projection.epilogue
+    steps = steps[:-1] if steps[-1:] == (1 / factor,) else (*steps, factor)
+    return replace(chain, projection=replace(chain.projection, epilogue=steps))
 
 
 def _activation_after(view: BlockView, chain: FusedProjection) -> FusedProjection | None:

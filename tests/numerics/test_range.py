@@ -22,6 +22,7 @@ from ..support.small_workloads import (
     RMS,
     RMS_ADDED,
     RMS_ROWS,
+    SHARED,
     SINKS,
     STEPS,
     K,
@@ -126,6 +127,19 @@ def test_f7_small_activations_are_exact(run: Run) -> None:
     is_exact_gelu = run.work.outputs[0].epilogue[-1] == "gelu"
     limit = 2.0**-22 * np.abs(given["bias0_0"]) if is_exact_gelu else 2.0**-18 * np.abs(exact)
     assert (np.abs(got - exact) <= limit).all()
+
+
+@on_every_backend(half=SHARED, brain=replace(SHARED, **BRAIN), float=replace(SHARED, **FLOAT))
+def test_f8_shares_of_what_is_added_are_exact_or_infinite(run: Run) -> None:
+    given = zeros(run.work, rows=2)
+    large = 2.0**15 if run.work.dtype == "float16" else 2.0**127
+    given["x"][:, 0] = 1, 8
+    given["w0"][:, 0] = large / 128
+    given["residual0_1"][:] = large
+    wanted, got = run.exact(given)["out0"], run(given)["out0"]
+    assert (wanted[0] == large * 3 / 128).all() and (got[0] == wanted[0]).all()
+    may_overflow = run.work.dtype != "float16" and not run.is_reference
+    assert ((got[1] == wanted[1]) | (may_overflow & np.isinf(got[1]))).all()
 
 
 @on_every_backend(steps=STEPS, rms=RMS_ADDED, gated=GATED_SILU, chain=CHAIN, gelu=ACTIVE["gelu"])

@@ -18,6 +18,7 @@ from relax_fusion.workload import (
     PostNorm,
     Projection,
     Rope,
+    Step,
 )
 
 from .estimator_cases import attention
@@ -35,7 +36,7 @@ RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
 ADDED = {"residual": True, "returns_sum": True, "returns_norm": True}
 
 
-def projected(*steps: str, **changes: Any) -> NormMatmul:
+def projected(*steps: Step, **changes: Any) -> NormMatmul:
     """Return a matmul with steps."""
     plain = NormMatmul(ROWS, K, (Projection(N, "nk", steps),), None, "float16", "float16")
     return replace(plain, **changes)
@@ -50,6 +51,7 @@ POST = projected(norm=replace(RMS_ADDED.norm, first=PostNorm(1e-3, unit_offset=T
 POST_SUM = projected(norm=Norm("none", 0.0, residual=True, first=PostNorm(1e-3)))
 POST_SUM_KEPT = replace(POST_SUM, norm=replace(POST_SUM.norm, returns_sum=True))
 STEPS = projected("bias", "relu", "residual")
+SHARED = projected(64.0, "residual", 2.0**-6)
 ACTIVE = {name: projected("bias", name) for name in ACTIVATIONS}
 ROTATED = projected("bias")
 ROTATED = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=Rope(8, 8, "float32")),))
