@@ -17,7 +17,7 @@ class GPT2Attention(nn.Module):
     """Multi-head attention with one merged query, key, value projection."""
 
     def __init__(self, config: GPT2Config, layer: int, shards: Shards) -> None:
-        self.heads, self.shards = shards.heads(config), shards
+        self.heads = shards.heads(config)
         self.scale = config.head_dim**-0.5 if config.scale_attention else 1.0
         if config.scale_by_layer:
             self.scale /= layer + 1
@@ -25,30 +25,30 @@ class GPT2Attention(nn.Module):
         self.c_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size)
 
     def forward(self, x: Tensor, cache: Cache, place: Place) -> tuple[Tensor, Cache]:
-        """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
+        """Map ``[batch, seq_len, hidden]`` to this worker's part; return the updated cache too."""
         q, keys, values = kv_cache.append(self.c_attn(x), cache, place.end, self.heads)
-        out = self.c_proj(place.attend(q, (keys, values), self.scale))
-        return self.shards.summed(out), (keys, values)
+        return self.c_proj(place.attend(q, (keys, values), self.scale)), (keys, values)
 
 
 class GPT2MLP(nn.Module):
     """Two projections with an activation between."""
 
     def __init__(self, config: GPT2Config, shards: Shards) -> None:
-        self.hidden_act, self.shards = config.hidden_act, shards
+        self.hidden_act = config.hidden_act
         wide = shards.rows(config.intermediate_size)
         self.c_fc = nn.Linear(config.hidden_size, wide)
         self.c_proj = nn.Linear(wide, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[batch, seq_len, hidden]`` to itself through the wide activation."""
-        return self.shards.summed(self.c_proj(activation(self.hidden_act, self.c_fc(x))))
+        """Map ``[batch, seq_len, hidden]`` through the wide activation to this worker's part."""
+        return self.c_proj(activation(self.hidden_act, self.c_fc(x)))
 
 
 class GPT2Layer(nn.Module):
     """Attention and feed-forward, each behind a norm and a residual add."""
 
     def __init__(self, config: GPT2Config, layer: int, shards: Shards) -> None:
+        self.shards = shards
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.norm_eps)
         self.attn = GPT2Attention(config, layer, shards)
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.norm_eps)
@@ -57,8 +57,8 @@ class GPT2Layer(nn.Module):
     def forward(self, x: Tensor, cache: Cache, place: Place) -> tuple[Tensor, Cache]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         attended, cache = self.attn(self.ln_1(x), cache, place)
-        x = x + attended
-        return x + self.mlp(self.ln_2(x)), cache
+        x = self.shards.added(x, attended)
+        return self.shards.added(x, self.mlp(self.ln_2(x))), cache
 
 
 class GPT2Model(nn.Module):

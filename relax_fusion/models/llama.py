@@ -35,7 +35,7 @@ class LlamaAttention(nn.Module):
     """Grouped-query attention, whose queries, keys and values subclasses make."""
 
     def __init__(self, config: LlamaConfig, layer: int, shards: Shards) -> None:
-        self.heads, self.shards = shards.heads(config), shards
+        self.heads = shards.heads(config)
         self.scale = config.query_scale or config.head_dim**-0.5
         self.cap, self.window = config.attention_softcap, config.window(layer)
         self.sinks = nn.Parameter((self.heads.query,)) if config.sinks else None
@@ -45,11 +45,11 @@ class LlamaAttention(nn.Module):
     def forward(
         self, x: Tensor, cache: Cache, place: Place, angles: Angles
     ) -> tuple[Tensor, Cache]:
-        """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
+        """Map ``[batch, seq_len, hidden]`` to this worker's part; return the updated cache too."""
         q, keys, values = self.appended(x, cache, place, angles)
         hidden = Hidden(self.window, self.cap, self.sinks)
         out = place.attend(q, (keys, values), self.scale, hidden)
-        return self.shards.summed(self.o_proj(out)), (keys, values)
+        return self.o_proj(out), (keys, values)
 
 
 class MergedAttention(LlamaAttention):
@@ -107,15 +107,15 @@ class LlamaMLP(nn.Module):
     """Gated feed-forward network; gate and up share one projection."""
 
     def __init__(self, config: LlamaConfig, shards: Shards) -> None:
-        self.hidden_act, self.shards = config.hidden_act, shards
+        self.hidden_act = config.hidden_act
         wide, bias = shards.rows(config.intermediate_size), config.mlp_bias
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * wide, bias=bias)
         self.down_proj = nn.Linear(wide, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[batch, seq_len, hidden]`` to itself through the gated activation."""
+        """Map ``[batch, seq_len, hidden]`` through the gated activation to this worker's part."""
         gate, up = op.split(self.gate_up_proj(x), 2, axis=-1)
-        return self.shards.summed(self.down_proj(activation(self.hidden_act, gate) * up))
+        return self.down_proj(activation(self.hidden_act, gate) * up)
 
 
 class LlamaLayer(nn.Module):
@@ -127,7 +127,7 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, config: LlamaConfig, layer: int, shards: Shards) -> None:
         hidden = config.hidden_size
-        self.post_norms = config.post_norms
+        self.post_norms, self.shards = config.post_norms, shards
         self.input_layernorm = _norm(config, hidden)
         attention = NormedAttention if config.qk_norm else MergedAttention
         self.self_attn = attention(config, layer, shards)
@@ -144,10 +144,10 @@ class LlamaLayer(nn.Module):
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         attended, cache = self.self_attn(self.input_layernorm(x), cache, place, angles)
         if not self.post_norms:
-            x = x + attended
-            return x + self.mlp(self.post_attention_layernorm(x)), cache
-        x = x + self.post_attention_layernorm(attended)
-        wide = self.mlp(self.pre_feedforward_layernorm(x))
+            x = self.shards.added(x, attended)
+            return self.shards.added(x, self.mlp(self.post_attention_layernorm(x))), cache
+        x = x + self.post_attention_layernorm(self.shards.summed(attended))
+        wide = self.shards.summed(self.mlp(self.pre_feedforward_layernorm(x)))
         return x + self.post_feedforward_layernorm(wide), cache
 
 

@@ -78,6 +78,17 @@ class Shards:
         """Return the sum over all workers."""
         return x if self.count == 1 else op.ccl_allreduce(x, "sum")
 
+    def added(self, x: Tensor, part: Tensor) -> Tensor:
+        """Return x, which all workers have, plus the sum of their parts.
+
+        Each adds its share of x to its part, so that the kernel that makes the part does, where
+        shares are exact: halves, quarters, eighths.
+        """
+        if self.count & (self.count - 1):
+            return x + self.summed(part)
+        share = x if self.count == 1 else x * (1 / self.count)
+        return self.summed(share + part)
+
     def joined(self, logits: Tensor, vocab: int) -> Tensor:
         """Return the logits of all tokens, ``[batch, 1, vocab]``, from those of each worker."""
         if self.count == 1:

@@ -1,4 +1,4 @@
-"""MLC-LLM's LLaMA and Qwen 2 generate on two workers what one generates.
+"""MLC-LLM's LLaMA, Qwen 2 and GPT-2 generate on two workers what one generates.
 
 They need the sources of MLC-LLM at commit 79d603f: RELAX_FUSION_MLC=PATH of a checkout.
 """

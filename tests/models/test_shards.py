@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from relax_fusion.models import (
 from relax_fusion.models.cuts import Cut, Segment
 from relax_fusion.models.expert_config import Experts
 from relax_fusion.parallel import WorkerError, Workers
+from relax_fusion.workload import Step
 
 from ..support import models
 from ..support.quick import LIBRARIES, quick_host, quickly
@@ -295,3 +297,27 @@ def test_launches_of_a_layer(name: str) -> None:
         assert sums == 1 + 2 * layers and run.kernels.count("runtime.disco.allgather") == 1
         counts.append(len(run.kernels))
     assert counts[1] - counts[0] == expected
+
+
+STEPS: dict[int, tuple[Step, ...]] = {
+    1: ("residual",),
+    2: (2.0, "residual", 0.5),
+    3: (),
+    4: (4.0, "residual", 0.25),
+}
+"""What is behind the projections in front of an all-reduce, by the number of workers."""
+
+
+@pytest.mark.parametrize("shards", STEPS)
+def test_workers_add_shares_of_a_residual_that_are_exact(shards: int, tmp_path: Path) -> None:
+    config = replace(TINY, num_heads=12, num_kv_heads=12)
+    report = Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), report=report)
+    pipeline(without(export(config, shards=shards).mod, ["prefill"]))
+    works = [d.workload for d in report.fused]
+    behind = Counter(p.epilogue for w in works for p in getattr(w, "outputs", ()))
+    assert behind[STEPS[shards]] >= 2 * config.num_layers
+    norms = [w.norm for w in works if getattr(w, "norm", None)]
+    assert norms and any(norm.residual for norm in norms) == (shards == 3)
+    if shards == 3:
+        run_both(config, 5, tmp_path, shards)

@@ -12,11 +12,14 @@ from tvm import tirx
 
 from relax_fusion.parallel import Worker
 
-from .mlc_llama import CONFIG, VOCABULARY, Engine
+from .mlc_llama import CHUNK, CONFIG, CONTEXT, HEADS, HIDDEN, INNER, LAYERS, VOCABULARY, Engine
 
 QWEN2 = {name: CONFIG[name] for name in CONFIG if name != "position_embedding_base"}
 QWEN2 |= {"rope_theta": 10000, "hidden_act": "silu"}
-MODELS = {"llama": CONFIG, "qwen2": QWEN2}
+GPT2 = {"n_embd": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "n_inner": INNER}
+GPT2 |= {"n_positions": CONTEXT, "layer_norm_epsilon": 1e-5, "vocab_size": VOCABULARY}
+GPT2 |= {"context_window_size": CONTEXT, "prefill_chunk_size": CHUNK}
+MODELS = {"llama": CONFIG, "qwen2": QWEN2, "gpt2": GPT2}
 PROMPTS = {0: [5, 17, 300, 42, 7, 99, 100, 3], 1: [1, 2, 3], 2: [250]}
 
 
