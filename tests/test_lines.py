@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 91_682, 545
+LIBRARY = 91_723, 545
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 69_509
+TESTS = 69_554
 """The most lines of Python in ``tests/``."""
 
 
