@@ -30,11 +30,12 @@ from .passes.options import Bound, FuseOptions, Plans
 from .report import Report
 from .transforms.debug_dump import Wanted
 from .validation import Natural, check, plain, shown
+from .workload.expert_load import ExpertLoad, read_expert_load
 
 _TOLD = {"cublas_gemm", "allreduce_strategy", "variable_bounds", "use_cuda_graph", "backend"}
 _TOLD |= {"dump_functions", "dump_phases"}
 _TOLD |= {"database", "disable", "cubins", "always_fuse", "allow_tf32", "validate", "exact"}
-_TOLD |= {"allow_int8_rows"}
+_TOLD |= {"allow_int8_rows", "expert_load"}
 """Fields that a dump tells of."""
 
 
@@ -132,6 +133,9 @@ class PipelineOptions:
     database : Path, optional
         A tuning database, as `relax_fusion.tune` writes it: where plans were measured, the fastest
         is taken.
+    expert_load : Path, optional
+        How many rows went to each expert, as ``relax-fusion workloads --record`` writes it: plans
+        of matmuls by experts are chosen for that.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
@@ -176,6 +180,7 @@ class PipelineOptions:
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
     database: Path | None = None
+    expert_load: Path | None = None
     disable: tuple[PassName, ...] = ()
     cubins: bool = False
     always_fuse: bool = False
@@ -237,6 +242,7 @@ class PipelineOptions:
             self.measured,
             self.disable,
             self.allow_int8_rows,
+            self.load,
         )
 
     @property
@@ -250,6 +256,11 @@ class PipelineOptions:
     def measured(self) -> Measured | None:
         """What the database has of the target, as it was when it was first asked for."""
         return Database(self.database).measured(str(self.target)) if self.database else None
+
+    @cached_property
+    def load(self) -> ExpertLoad | None:
+        """How many rows went to each expert, as the file says when it is first asked for."""
+        return read_expert_load(self.expert_load) if self.expert_load else None
 
     @property
     def nvrtc(self) -> Nvrtc | None:
@@ -316,7 +327,7 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
         target = Target.current(allow_none=True)
         if target is None:
             raise PipelineError("no target: pass target=... or call within `with target:`")
-    for name in ("debug_dump", "database"):
+    for name in ("debug_dump", "database", "expert_load"):
         if isinstance(given.get(name), str | os.PathLike):
             given[name] = Path(given[name])
     if "debug_dump" in given:  # the report is written beside the modules

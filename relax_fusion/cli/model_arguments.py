@@ -16,10 +16,12 @@ from .argument_types import (
     Named,
     bound,
     names,
+    natural,
     pass_name,
     path,
     positive,
     target,
+    token_ids,
 )
 
 SRC_HELP = (
@@ -80,6 +82,19 @@ def add_sizes(
     """Add an option that gives values to symbolic sizes, each by its name."""
     metavar, told = f"NAME={values}", f"{help}; can be repeated"
     parser.add_argument(name, action=Named, type=type, default=[], metavar=metavar, help=told)
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add what a compiled decoder is run on, and return the group of one of which it is."""
+    told = "of the random weights, where the directory has none (default: 0)"
+    add_count(parser, "--seed", type=natural, help=told)
+    add_count(parser, "--max-new-tokens", "--new-tokens", help="of a prompt (default: 16)")
+    prompt = parser.add_mutually_exclusive_group()
+    told = "the prompt as token numbers"
+    prompt.add_argument("--prompt-ids", type=token_ids, metavar="1,2,3", help=told)
+    told = "the prompt; needs tokenizer.json in the directory"
+    prompt.add_argument("--prompt", metavar="TEXT", help=told)
+    return prompt
 
 
 def add_measured(parser: argparse.ArgumentParser) -> None:
@@ -154,12 +169,15 @@ def add_model_arguments(
         help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
         "planned",
     )
+    told = "rows that went to each expert, by `workloads --record`: kernels are chosen for that"
+    add_file(parser, "--expert-load", help=told)
     _add_fusing_arguments(parser)
 
 
 CHANGING = (
     *("bound", "disable", "always_fuse", "allow_tf32", "validate", "backend", "database"),
     *("no_cuda_graph", "cubins", "inexact", "tensor_parallel", "allow_int8_rows"),
+    "expert_load",
 )
 """Options beside those of the model and the target that change what is compiled."""
 
@@ -179,7 +197,7 @@ def asked(args: argparse.Namespace) -> dict[str, str]:
 
 _PIPELINE = (
     *("disable", "always_fuse", "allow_tf32", "validate", "backend", "database", "cubins"),
-    *("debug_dump", "dump_functions", "dump_phases", "allow_int8_rows"),
+    *("debug_dump", "dump_functions", "dump_phases", "allow_int8_rows", "expert_load"),
 )
 
 

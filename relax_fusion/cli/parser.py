@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..validation import printable
-from .argument_types import PLANS, natural, path, target, token_ids
+from .argument_types import PLANS, natural, path, target
 from .model_arguments import (
     Commands,
     add_count,
@@ -17,6 +17,7 @@ from .model_arguments import (
     add_flag,
     add_measured,
     add_model_arguments,
+    add_prompt,
     command,
 )
 from .studio_parsers import add_bench, add_diff, add_inspect, add_workloads
@@ -184,12 +185,7 @@ def _add_run(commands: Commands) -> None:
         "Of a decoder, a prompt is continued. Every other model takes its inputs as arrays.",
     )
     parser.add_argument("out", type=path, metavar="OUT", help="a directory that `compile` made")
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument(
-        "--prompt-ids", type=token_ids, metavar="1,2,3", help="the prompt as token numbers"
-    )
-    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; needs OUT/tokenizer.json")
-    prompt.add_argument(
+    add_prompt(parser).add_argument(
         "--input",
         action="append",
         type=path,
@@ -203,13 +199,6 @@ def _add_run(commands: Commands) -> None:
         "--output",
         metavar="DIR",
         help="new directory for the outputs, one NAME.npy each, or a new FILE.npz",
-    )
-    add_count(parser, "--max-new-tokens", "--new-tokens", help="of a prompt (default: 16)")
-    add_count(
-        parser,
-        "--seed",
-        type=natural,
-        help="of the random weights, where OUT has none (default: 0)",
     )
 
 

@@ -65,7 +65,7 @@ def run_command(args: argparse.Namespace, console: Console) -> int:
     directory = Path(args.out)
     manifest = read_manifest(directory)
     _check_arguments(manifest, args)
-    _check_runnable(manifest, args)
+    check_runnable(args.out, manifest, args)
     if "decode" not in manifest.functions:
         return call_command(args, console, manifest)
     return _generate_command(args, console, manifest)
@@ -92,7 +92,22 @@ def _check_arguments(manifest: Manifest, args: argparse.Namespace) -> None:
 
 def _generate_command(args: argparse.Namespace, console: Console, manifest: Manifest) -> int:
     """Generate from a prompt, print the tokens and the times."""
-    directory = Path(args.out)
+    _print(args, console, *generated(args.out, manifest, args, console))
+    return 0
+
+
+def generated(
+    out: str,
+    manifest: Manifest,
+    args: argparse.Namespace,
+    console: Console,
+    watch: Callable[[Generator | ParallelGenerator], None] = lambda _: None,
+) -> tuple[list[int], Timing, Any]:
+    """Generate from a prompt; return its tokens, the new ones with their times, and the tokenizer.
+
+    `watch` gets what generates before it does.
+    """
+    directory = Path(out)
     new = 16 if args.max_new_tokens is None else args.max_new_tokens
     config = _config(directory, manifest)
     tokenizer = _tokenizer(directory, manifest) if args.prompt is not None else None
@@ -104,19 +119,19 @@ def _generate_command(args: argparse.Namespace, console: Console, manifest: Mani
     console.step("loading the library and the weights")
     with _generator(directory, manifest, device, args) as generator:
         console.step("generating")
-        timing = _generate(generator, prompt, new, config.end_tokens)
-    _print(args, console, prompt, timing, tokenizer)
-    return 0
+        watch(generator)
+        return prompt, _generate(generator, prompt, new, config.end_tokens), tokenizer
 
 
-def _check_runnable(manifest: Manifest, args: argparse.Namespace) -> None:
+def check_runnable(out: str, manifest: Manifest, args: argparse.Namespace) -> None:
+    """Refuse a directory without weights, or of another TVM."""
     if manifest.weights == "none":
-        raise CliError(f"{args.out} was compiled with --no-weights; compile it with weights to run")
+        raise CliError(f"{out} was compiled with --no-weights; compile it with weights to run")
     if manifest.weights == "file" and args.seed is not None:
-        raise CliError(f"--seed is for random weights, but {args.out} has its own", code=2)
+        raise CliError(f"--seed is for random weights, but {out} has its own", code=2)
     made, here = manifest.versions.tvm, versions().tvm
     if made.split(".")[:2] != here.split(".")[:2]:
-        raise CliError(f"{args.out} was compiled with TVM {made}, this is {here}; compile it again")
+        raise CliError(f"{out} was compiled with TVM {made}, this is {here}; compile it again")
 
 
 def _config(directory: Path, manifest: Manifest) -> LlamaConfig | GPT2Config:

@@ -14,6 +14,7 @@ from .model_arguments import (
     add_flag,
     add_measured,
     add_model_arguments,
+    add_prompt,
     add_sizes,
     command,
 )
@@ -45,6 +46,9 @@ def add_workloads(commands: Commands) -> None:
     for name, what in (("csv", "a row for each item and each of its sizes"), ("json", "all of it")):
         told = f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table"
         add_file(parser, f"--{name}", help=told)
+    told = "run SRC, a directory that `compile` made for a CPU, on a prompt, and write how many "
+    add_file(parser, "--record", help=f"{told}rows went to each expert, for --expert-load")
+    add_prompt(parser)
 
 
 def _add_counted(parser: argparse.ArgumentParser) -> None:

@@ -137,6 +137,7 @@ class FuseExperts(FusingPass):
             share=dtype_of(share) if share is not None else "",
             residual="residual" in more,
             packed=weights[0],
+            skew=self.options.skew(made.sizes[0], chosen),
         )
         lead = (rows, chosen) if work.each else (rows,)
         args = {"x": KernelArg(x[0], (*lead, made.k)), "ids": KernelArg(ids[0], (rows, chosen))}

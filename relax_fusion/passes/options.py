@@ -17,6 +17,7 @@ from ..hardware import DeviceSpec
 from ..hardware.target import device_of, host_target
 from ..report.decision import Decision
 from ..validation import Count, check, shown
+from ..workload.expert_load import ExpertLoad
 
 Plans = Mapping[str, TilePlan | PlanTable]
 Bound = Count
@@ -56,6 +57,8 @@ class FuseOptions:
     disable : tuple of str
         Names of passes that do not run, and keys of workloads of which no kernel is made: what
         they would take is free for others.
+    expert_load : ExpertLoad, optional
+        How many rows went to each expert of a model, for the prices of those that have as many.
     """
 
     target: Target | None = None
@@ -69,6 +72,7 @@ class FuseOptions:
     measured: InstanceOf[Measured] | None = None
     disable: tuple[str, ...] = ()
     allow_int8_rows: bool = False
+    expert_load: InstanceOf[ExpertLoad] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no pass could honour, before any chain is looked at."""
@@ -79,6 +83,12 @@ class FuseOptions:
             if not isinstance(plan, TilePlan | PlanTable):
                 detail = f"is {shown(plan)}; must be a TilePlan or PlanTable"
                 raise TilePlanError(f"plans[{shown(name)}] {detail}")
+
+    def skew(self, experts: int, chosen: int) -> float:
+        """Return how unevenly rows go to experts."""
+        load = self.expert_load
+        known = load is not None and (load.experts, load.chosen) == (experts, chosen)
+        return load.skew if load is not None and known else 0.0
 
     def resolved_device(self) -> DeviceSpec:
         """Return the device of the target, as far as a user lets its kernels go."""

@@ -25,6 +25,7 @@ from ..report.sizes import BATCHES, SizeRange, grid
 from ..report.tables import leftovers_table
 from ..validation import json_text, shown
 from .compilation import check_unasked, is_compiled, read_compilation
+from .expert_load import record_load
 from .workload_tables import (
     DeviceCosts,
     Points,
@@ -50,6 +51,8 @@ class Model:
 
 def workloads_command(args: argparse.Namespace, console: Console) -> int:
     """Print, and write, what ``args.source`` multiplies."""
+    if args.record is not None:
+        return record_load(args, console)
     if args.csv == "-" and args.json == "-":
         raise CliError("--csv - and --json - cannot both be stdout; give one a file", code=2)
     files = {"--csv": args.csv, "--json": args.json}

@@ -45,9 +45,11 @@ def draw(work: Workload, operand: Operand, sizes: Mapping[str, int]) -> Any:
     shape = tuple(d if isinstance(d, int) else sizes[d.name] for d in operand.shape or ())
     count = prod(shape)
     rng = np.random.default_rng([ord(letter) for letter in operand.name])
-    if isinstance(work, ExpertMatmul) and operand.name == "ids":  # as likely one as another
-        chosen = rng.random((shape[0], work.experts)).argsort(axis=-1)[:, : work.chosen]
-        return chosen.astype(operand.dtype)
+    if isinstance(work, ExpertMatmul) and operand.name == "ids":  # as likely as a run found them
+        with np.errstate(divide="ignore"):  # of experts that every row goes to
+            rates = -np.log1p(-np.minimum(work.shares, 1.0))
+            waits = rng.exponential(size=(shape[0], work.experts)) / rates
+        return waits.argsort(axis=-1)[:, : work.chosen].astype(operand.dtype)
     values = _values(work.graph, operand, min(count, PATTERN), rng)
     return np.resize(values.astype(numpy_dtype(operand.dtype)), shape)
 

@@ -8,6 +8,7 @@ from .base import Atom, Described, repr_without
 from .builder import GraphBuilder
 from .dims import Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
+from .expert_load import likelihoods
 from .formats import Packed
 from .graph import Graph
 from .norm_matmul import NormMatmul, Projection, WeightLayout
@@ -95,6 +96,8 @@ class ExpertMatmul(Described):
         Whether a tensor is added to the sum of a row.
     packed : Packed, optional
         How the weights are stored.
+    skew : float
+        How unevenly rows go to experts, by `likelihoods`: 0 if each is as likely as another.
     """
 
     rows: Dim
@@ -113,12 +116,13 @@ class ExpertMatmul(Described):
     share: str = ""
     residual: bool = False
     packed: Packed | None = None
+    skew: float = 0.0
 
     __hash__ = Described.__hash__
 
     def __repr__(self) -> str:
         """Return the fields, of which some are left out if they are empty: keys are made of it."""
-        return repr_without(self, "packed")
+        return repr_without(self, "packed", "skew")
 
     @property
     def ranged(self) -> dict[str, Dim]:
@@ -135,8 +139,15 @@ class ExpertMatmul(Described):
         """Whether the weights are stored as words."""
         return self.packed is not None
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How likely a row goes to each expert."""
+        return likelihoods(self.experts, self.chosen, self.skew)
+
     def touched(self, rows: int) -> float:
-        """Return how many experts some rows go to, if each expert is as likely as another."""
+        """Return how many experts some rows go to."""
+        if self.skew:
+            return sum(1 - (1 - share) ** rows for share in self.shares)
         return self.experts * (1 - (1 - self.chosen / self.experts) ** rows)
 
     def bytes(self, **sizes: int) -> dict[str, int]:

@@ -224,3 +224,46 @@ def test_two_results_do_not_go_to_one_file(config, tmp_path: Path, capsys) -> No
     told = error([config, "--csv", str(file), "--json", str(file.parent / "." / "both")], capsys)
     assert f"--csv and --json are both {file}" in told and not file.exists()
     assert "must be a file in a directory" in error([config, "--csv", str(file / "x")], capsys)
+
+
+EXPERTS = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "head_dim": 16,
+}
+
+
+@links
+def test_rows_are_counted_by_expert(tmp_path: Path, capsys) -> None:
+    source, out = write_json(tmp_path / "config.json", EXPERTS), tmp_path / "out"
+    assert main(["compile", str(source), "-o", str(out), "-q"]) == 0
+    file, prompt = tmp_path / "load.json", ["--prompt-ids", "1,2,3,4,5", "--max-new-tokens", "4"]
+    text = told([str(out), "--record", str(file), *prompt], capsys)
+    assert "Rows by expert, 3 each; skew" in text
+    load = json.loads(file.read_text())
+    assert load["chosen"] == 3 and [len(layer) for layer in load["counts"]] == [12, 12]
+    assert all(sum(layer) == 3 * (5 + 3) for layer in load["counts"])  # the last is not fed back
+    file.write_text(json.dumps({"chosen": 3, "counts": [[8, 8, 8, *(0,) * 9]]}))
+    arguments = ["explain", str(source), "--expert-load", str(file), "--json", "-q"]
+    capsys.readouterr()
+    assert main(arguments) == 0
+    made = json.loads(capsys.readouterr().out)["decisions"]
+    works = [d["workload"] for d in made if (d.get("workload") or {}).get("type") == "ExpertMatmul"]
+    assert works and all(work["skew"] > 1 for work in works)
+    for wrong, message in {
+        (): "--record needs --prompt or --prompt-ids",
+        ("--prompt-ids", "1,2000"): "prompt token 2000 must be in 0..95",
+    }.items():
+        assert main(["workloads", str(out), "--record", str(file), *wrong, "-q"]) != 0
+        assert message in capsys.readouterr().err
+
+
+@links
+def test_what_has_no_rows_to_count(compiled: Path, config: str, tmp_path: Path, capsys) -> None:
+    more = ["--record", str(tmp_path / "load.json"), "--prompt-ids", "1"]
+    assert "has no layers of experts" in error([str(compiled), *more], capsys)
+    assert "is none that is compiled" in error([config, *more], capsys)
+    assert not (tmp_path / "load.json").exists()

@@ -309,6 +309,11 @@ def _whole(
 
 def tiles_of(work: ExpertMatmul, rows: int, block_m: int) -> int:
     """Return how many tiles there should be: that of an expert is half full, if it has several."""
-    touched = max(1.0, work.touched(rows))
-    each = rows * work.chosen / touched / block_m
-    return round(touched * max(1.0, each + (block_m - 1) / (2 * block_m)))
+
+    def tiles(touched: float, pairs: float) -> float:
+        return touched * max(1.0, pairs / touched / block_m + (block_m - 1) / (2 * block_m))
+
+    if not work.skew:
+        return round(tiles(max(1.0, work.touched(rows)), rows * work.chosen))
+    likely = [share for share in work.shares if share > 1e-9]
+    return round(sum(tiles(1 - (1 - share) ** rows, rows * share) for share in likely))
