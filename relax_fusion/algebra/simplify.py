@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-import tvm
 from tvm import ir, relax
 from tvm.target import Target
 
@@ -21,7 +20,7 @@ from ..matching.known_effects import memory_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call, operator_of
 from ..matching.shapes import dtype_of, shape_of
 from ..report.decision import Rewrite
-from ..transforms.modules import functions_of
+from ..transforms.modules import functions_of, module_pass
 from ..tvm_ir import GenericConst
 from .firing import Firing, Rewriting, comparison
 from .formula import Term
@@ -70,7 +69,7 @@ class AlgebraOptions:
     rewrites: list[Rewrite] | None = None
 
 
-@tvm.transform.module_pass(opt_level=0, name="SimplifyAlgebra")
+@module_pass
 class SimplifyAlgebra:
     """Compute the same by less, by the rules of `RULES`.
 
@@ -94,11 +93,9 @@ class SimplifyAlgebra:
         Device, bounds, which rules, and the list that receives what was rewritten.
     """
 
-    def __init__(self, options: AlgebraOptions | None = None):
-        self.options = options or AlgebraOptions()
+    options: AlgebraOptions = field(default_factory=AlgebraOptions)
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         options = self.options
         target = options.target or Target.current(allow_none=True) or host_target()
         search = _Search(options, Price(device_of(target), options.bounds))

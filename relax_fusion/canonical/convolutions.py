@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, te, tirx
 
 from ..matching.pattern import calls_in
 from ..matching.shapes import dtype_of, product, shape_of
-from ..transforms.modules import OPAQUE, functions_of
+from ..transforms.modules import OPAQUE, functions_of, module_pass
 from ..tvm_ir import Analyzer
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
@@ -20,8 +19,7 @@ GROUP = "G"
 """The axis of groups, beside N, C, O and those of space in a layout."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="MultiplyConvolutions")
-@dataclass(frozen=True)
+@module_pass
 class MultiplyConvolutions:
     """Make a matmul of a convolution, which then fuses its bias, activation and residual.
 
@@ -43,8 +41,7 @@ class MultiplyConvolutions:
         them and there are groups; a layout splits the channels.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         functions = functions_of(mod, relax.Function).values()
         if not any(calls_in(func, *CONVOLUTIONS) for func in functions):
             return mod

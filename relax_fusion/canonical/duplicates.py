@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, relax
 
 from ..matching.effects import free_vars
+from ..transforms.modules import module_pass
 from .rewriter import ITEM, Rewriter, Rule, canonicalise
 
 
-@tvm.transform.module_pass(opt_level=0, name="MergeDuplicates")
-@dataclass(frozen=True)
+@module_pass
 class MergeDuplicates:
     """Compute once what a dataflow block computes twice, casts and movements among it.
 
@@ -33,8 +30,7 @@ class MergeDuplicates:
         made of no tensor, as positions are, which each kernel makes for itself.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, DUPLICATES)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.bindings import Identity, items_of
 from ..matching.effects import Memory, reads_of
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, permutation, same_shape, shape_of
+from ..transforms.modules import module_pass
 from ..tvm_ir import GenericConst
 from ..workload import FLOAT_BYTES
 from .rewriter import with_blocks
@@ -30,8 +30,7 @@ _STEPS = ("relax.add", "relax.multiply")
 """What a kernel takes along with a row for all rows of a sequence, as adaLN's shifts and gates."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="SplitProjections")
-@dataclass(frozen=True)
+@module_pass
 class SplitProjections:
     """Multiply by parts of a weight, where kernels read parts of the features apart.
 
@@ -55,8 +54,7 @@ class SplitProjections:
         than eight.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return with_blocks(mod, _cut)
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, relax
 from tvm.target import Target
 
 from ..hardware.target import device_of
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
+from ..transforms.modules import module_pass
 from .rewriter import Rewriter, canonicalise
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 """Each of their numbers is one of float16."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="WidenFloat8Products")
-@dataclass(frozen=True)
+@module_pass
 class WidenFloat8Products:
     """Multiply 8-bit floats as float16, where the device has tensor cores for that.
 
@@ -45,8 +42,7 @@ class WidenFloat8Products:
 
     target: Target
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         if not device_of(self.target).tensor_flops_per_s("float16"):
             return mod
         return canonicalise(mod, {"relax.matmul": _widened})

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.operators import MOVEMENTS, named
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
+from ..transforms.modules import module_pass
 from ..tvm_ir import GenericConst
 from .rewriter import Rewriter, Rule, canonicalise
 from .rolls import rolled
 
 
-@tvm.transform.module_pass(opt_level=0, name="MendImports")
-@dataclass(frozen=True)
+@module_pass
 class MendImports:
     """Write what front ends mean where TVM 0.27 reads something else, or nothing.
 
@@ -50,8 +47,7 @@ class MendImports:
         y = x
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, IMPORTS)
 
 

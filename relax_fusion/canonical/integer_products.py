@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
+from ..transforms.modules import module_pass
 from ..tvm_ir import GenericConst
 from ..workload import INTEGER_DTYPES
 from .rewriter import Rewriter, canonicalise
@@ -20,7 +20,7 @@ SIGN = 128
 _MOVED = ("relax.astype", "relax.expand_dims", "relax.reshape")
 
 
-@tvm.transform.module_pass(opt_level=0, name="MultiplyBytes")
+@module_pass
 class MultiplyBytes:
     """Multiply int8 and uint8 as they are, where a graph widens them to int32, as ONNX's importer.
 
@@ -40,8 +40,7 @@ class MultiplyBytes:
         features that are added up.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, {"relax.matmul": _multiplied})
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax
 
 from ..matching.bindings import Identity, items_of
@@ -13,14 +11,14 @@ from ..matching.effects import Memory, reads_of
 from ..matching.expressions import substitute
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
+from ..transforms.modules import module_pass
 from .rewriter import same_type, with_blocks
 
 _NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 _MOVEMENTS = ("relax.reshape", "relax.permute_dims", "relax.concat", "relax.strided_slice")
 
 
-@tvm.transform.module_pass(opt_level=0, name="MoveNorms")
-@dataclass(frozen=True)
+@module_pass
 class MoveNorms:
     """Normalise rows behind what moves them, in front of the matmuls that read them.
 
@@ -41,8 +39,7 @@ class MoveNorms:
         are only reshapes; more than one tensor comes of them; something writes to `x`.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return with_blocks(mod, _moved)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.bindings import items_of
 from ..matching.operators import named
 from ..matching.pattern import is_call
 from ..matching.shapes import is_one, same_shape, shape_of
+from ..transforms.modules import module_pass
 from .movements import rules_behind
 from .rewriter import Rewriter, Rule, canonicalise
 
@@ -27,8 +27,7 @@ MOST_OPERATORS = 16
 """So many operators in front of a view are looked at."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="MoveViews")
-@dataclass(frozen=True)
+@module_pass
 class MoveViews:
     """Move a reshape behind element-wise operators, so that the sum's kernel computes them.
 
@@ -46,8 +45,7 @@ class MoveViews:
         something writes to a tensor in between.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, _RULES)
 
 

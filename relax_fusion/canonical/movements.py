@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.operators import named
 from ..matching.pattern import is_call
 from ..matching.shapes import is_one, permutation, product, same_shape, shape_of
+from ..transforms.modules import module_pass
 from ..tvm_ir import structural_equal
 from .imports import one_place
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 
 
-@tvm.transform.module_pass(opt_level=0, name="MoveReshapes")
-@dataclass(frozen=True)
+@module_pass
 class MoveReshapes:
     """Move reshapes of rows behind matmuls, norms and element-wise operators.
 
@@ -50,8 +49,7 @@ class MoveReshapes:
         a shape is not known; something writes to a tensor in between.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, RESHAPES)
 
 

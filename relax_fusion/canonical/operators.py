@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.activations import activation
 from ..matching.constants import binary, is_filled, scalar, squared
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
+from ..transforms.modules import module_pass
 from ..tvm_ir import structural_equal
 from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
@@ -26,8 +25,7 @@ _ACTIVATIONS = {
 }
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecogniseOperators")
-@dataclass(frozen=True)
+@module_pass
 class RecogniseOperators:
     """Put operators in the place of norms and activations that are written out.
 
@@ -62,8 +60,7 @@ class RecogniseOperators:
         between.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, OPERATORS)
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.movements import cut_of
 from ..matching.rotation import Rotation, rotation_at
 from ..matching.shapes import dtype_of, is_one, permutation, same_shape, shape_of
+from ..transforms.modules import module_pass
 from .reordered_scores import scores_of_neighbours
 from .rewriter import Rewriter, Rule, canonicalise
 from .written_rotations import rotated
 
 
-@tvm.transform.module_pass(opt_level=0, name="PadRotations")
-@dataclass(frozen=True)
+@module_pass
 class PadRotations:
     """Turn what is not rotated by no angle, so that all rows and features are rotated alike.
 
@@ -40,8 +39,7 @@ class PadRotations:
         halves; the dtype is another than that of the angles; a size is symbolic.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, PADDED)
 
 

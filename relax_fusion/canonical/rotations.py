@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import tvm
 from tvm import ir, relax, te, tirx
 
 from ..matching.constants import binary, scalar
@@ -14,14 +13,13 @@ from ..matching.norm_rotation import NormRotation
 from ..matching.pattern import is_call
 from ..matching.rotation import rotation_at
 from ..matching.shapes import dtype_of, is_one, same_shape, shape_of
-from ..transforms.modules import OPAQUE
+from ..transforms.modules import OPAQUE, module_pass
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseNormRotation")
-@dataclass(frozen=True)
+@module_pass
 class FuseNormRotation:
     """Rotate heads in the kernel that normalises them, as queries and keys of some models are.
 
@@ -48,8 +46,7 @@ class FuseNormRotation:
         float64, or the result has another one than the rows.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, ROTATIONS)
 
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import tvm
 from tvm import ir, relax
 
 from ..matching.bindings import Identity, items_of
@@ -14,7 +13,7 @@ from ..matching.effects import Memory, reads_of
 from ..matching.known_effects import memory_of
 from ..matching.operators import named
 from ..matching.pattern import belongs_to_a_library, is_call, operator_of
-from ..transforms.modules import functions_of
+from ..transforms.modules import functions_of, module_pass
 from ..tvm_ir import Analyzer, structural_equal
 from .rewriter import ITEM, sizes_of
 from .rows import POSITIONAL, PRODUCTS, RULES, Part, operands_of, part_of, rebuilt
@@ -23,8 +22,7 @@ _ENDS = (*PRODUCTS, "relax.nn.rms_norm", "relax.nn.layer_norm")
 """Nothing of these is between the scores of attention and its values."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="MoveSlices")
-@dataclass(frozen=True)
+@module_pass
 class MoveSlices:
     """Compute only the rows that are read: move a slice in front of operators that keep rows apart.
 
@@ -48,8 +46,7 @@ class MoveSlices:
         number than there are; in front of causal attention, unless the rows are the last.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         builder, changed = relax.BlockBuilder(mod), False
         for gvar, func in functions_of(mod, relax.Function).items():
             if belongs_to_a_library(func):

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.shapes import is_one, permutation, same_shape, shape_of
+from ..transforms.modules import module_pass
 from .movements import rules_behind
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
 
-@tvm.transform.module_pass(opt_level=0, name="MoveTransposes")
-@dataclass(frozen=True)
+@module_pass
 class MoveTransposes:
     """Move transposes behind element-wise operators, norms, slices and concatenations.
 
@@ -34,8 +33,7 @@ class MoveTransposes:
         another axis than the last, or that is moved; a shape is not known.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return canonicalise(mod, TRANSPOSES)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
@@ -18,7 +16,7 @@ from ..estimator.tile_plan import PLAN_ATTR
 from ..hardware.target import is_cpu, is_gpu
 from ..matching.expressions import found_in, thread_tag
 from ..report.decision import Scheduling
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of, module_pass, with_functions
 from ..transforms.running import making
 from .cpu.vector_math import with_vector_math
 from .empty_loops import with_starts, without_empty_loops
@@ -31,8 +29,7 @@ TRITON = "Triton"
 """This name stands for a rule where Triton kernels are put in place later."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
-@dataclass(frozen=True)
+@module_pass
 class ScheduleKernels:
     """Schedule every PrimFunc by the first rule that takes it, as ``dl.ApplyDefaultSchedule`` does.
 
@@ -55,7 +52,7 @@ class ScheduleKernels:
     rules: Sequence[ScheduleRule]
     record: list[Scheduling] | None = None
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with its PrimFuncs scheduled.
 
         Raises

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -17,7 +16,7 @@ from ..matching.pattern import is_call
 from ..matching.shapes import has_computed_sizes
 from ..matching.stages import read_stages
 from ..report.decision import Joining
-from ..transforms.modules import OPAQUE, functions_of, is_narrow, with_functions
+from ..transforms.modules import OPAQUE, functions_of, is_narrow, module_pass, with_functions
 from ..tvm_ir import structural_map
 from .functions import fits, group_function
 from .mapping import Edge, Kind, Operator, elements, operator_of
@@ -28,15 +27,14 @@ _ITEM = Operator(Kind.ONE_TO_ONE, (Edge(Kind.ONE_TO_ONE, 1.0, 1, False),), 0.0, 
 """What takes an item of a tuple."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="AnnotateOperators")
-@dataclass(frozen=True)
+@module_pass
 class AnnotateOperators:
     """TVM's AnnotateTIROpPattern, but for what it does not know.
 
     A PrimFunc that looks elements up gets no ``op_pattern``; 8 means that somebody wants it alone.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with attributes."""
         made = relax.transform.AnnotateTIROpPattern()(mod)
         unknown = {}
@@ -46,8 +44,7 @@ class AnnotateOperators:
         return with_functions(made, unknown)
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseGroups")
-@dataclass(frozen=True)
+@module_pass
 class FuseGroups:
     """Make functions of groups of PrimFunc calls, of each of which FuseTIR makes one PrimFunc.
 
@@ -67,7 +64,7 @@ class FuseGroups:
     record: list[Joining] | None = field(default=None)
     """Receives the groups, and pairs of groups that were left for their price."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with groups."""
         builder = relax.BlockBuilder(mod)
         for gvar, func in functions_of(mod, relax.Function).items():

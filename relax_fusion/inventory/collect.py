@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.pattern import PrimExpr, is_call
@@ -14,7 +13,7 @@ from ..report import Report
 from ..report.decision import Decision
 from ..report.item import Array, Item, Product, kind_of, products_of, storage_of
 from ..report.sizes import Extent, renamed
-from ..transforms.modules import bindings_of, functions_of
+from ..transforms.modules import bindings_of, functions_of, module_pass
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
 from .operators import COUNTED, arrays_of, extent, function_item, operator_item, tensors_of
@@ -23,8 +22,7 @@ from .record_graph import KERNELS, OUTSIDE
 COLLECTIVES = ("relax.ccl.allreduce", "relax.ccl.allgather")
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecordWork")
-@dataclass(frozen=True)
+@module_pass
 class RecordWork:
     """Record what each function multiplies; the module stays as it is.
 
@@ -36,8 +34,7 @@ class RecordWork:
 
     report: Report  # its decisions and leftovers are read, its `work` is added to
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Look at every function of `mod`, and return it."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         alive = relax.transform.DeadCodeElimination()(mod)
         functions = functions_of(alive, relax.Function)
         collector = _Collector(alive, self.report)
@@ -49,15 +46,13 @@ class RecordWork:
         return mod
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecordKernels")
-@dataclass(frozen=True)
+@module_pass
 class RecordKernels:
     """Record a hash of each PrimFunc in `kernels`; the module stays as it is."""
 
     kernels: dict[str, str]
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Look at every function of `mod`, and return it."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         for gvar, func in functions_of(mod, tirx.PrimFunc).items():
             number = structural_hash(func, map_free_vars=True) & (2**64 - 1)
             self.kernels[gvar.name_hint] = f"{number:016x}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, topi
 
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in
-from ..transforms.modules import functions_of
+from ..transforms.modules import functions_of, module_pass
 from .record_graph import bytes_of, sizes_of_symbols
 
 
@@ -31,8 +30,7 @@ def planned_bytes(func: relax.Function, bounds: Mapping[str, int]) -> int:
     return sum(bytes_of(ty, sizes) for ty in (*planned, *(call.ty for call in apart)))
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecordMemory")
-@dataclass(frozen=True)
+@module_pass
 class RecordMemory:
     """Record the memory that each function takes, once it is planned; the module stays as it is."""
 
@@ -41,14 +39,12 @@ class RecordMemory:
     bounds: Mapping[str, int]
     """Largest values of symbolic variables."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Look at every function of `mod`, and return it."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         self.memory.update(_planned(mod, self.bounds))
         return mod
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecordTVMMemory")
-@dataclass(frozen=True)
+@module_pass
 class RecordTVMMemory:
     """Record the memory that TVM's default pipeline would take for each function.
 
@@ -61,12 +57,13 @@ class RecordTVMMemory:
     memory: MutableMapping[str, int]
     bounds: Mapping[str, int]
 
-    def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Plan a copy of `mod`, and return `mod`."""
         if any(map(_has_arrays, functions_of(mod, relax.Function).values())):
             return mod
         try:
-            with tvm.transform.PassContext(opt_level=ctx.opt_level):
+            level = tvm.transform.PassContext.current().opt_level
+            with tvm.transform.PassContext(opt_level=level):
                 planned = tvm.transform.Sequential(_default_passes())(mod)
         except Exception:  # whatever TVM raises where it cannot lower a module
             return mod

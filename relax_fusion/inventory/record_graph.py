@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 
 import tvm
@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 from ..matching.expressions import found_in, loads_of, substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node
-from ..transforms.modules import bindings_of, functions_of
+from ..transforms.modules import bindings_of, functions_of, module_pass
 from ..tvm_ir import Analyzer, TensorLoad
 from .operators import COUNTED, operator_item
 
@@ -29,8 +29,7 @@ one of them such, reads no more of any operand."""
 Sizes = Mapping[tirx.Var, int]
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecordGraph")
-@dataclass(frozen=True)
+@module_pass
 class RecordGraph:
     """Record the bindings of every Relax function in `graphs`; the module stays as it is.
 
@@ -40,8 +39,7 @@ class RecordGraph:
     graphs: list[FunctionGraph]
     bounds: Mapping[str, int] = field(default_factory=dict)
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Look at every function of `mod`, and return it."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         for gvar, func in functions_of(mod, relax.Function).items():
             if (func.attrs or {}).get("Primitive"):
                 continue

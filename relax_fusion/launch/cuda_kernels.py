@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import tvm
 from tvm import ir, tirx
@@ -17,7 +16,7 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..hardware.target import is_cuda
-from ..transforms.modules import KERNELS_ATTR, module_of, with_functions
+from ..transforms.modules import KERNELS_ATTR, module_of, module_pass, with_functions
 from ..tvm_ir import structural_map, structural_walk
 from .body import kernel_attr
 from .cuda_source import CUDASource, LaunchCall, SourceCompiler, source_of
@@ -30,8 +29,7 @@ _AFTER_LAUNCHES = ("tirx.MakePackedAPI", "tirx.FP8StorageLegalize", "tirx.BF16St
 """Passes behind the one that makes kernels and launches of a PrimFunc."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="CompileCUDAKernels")
-@dataclass(frozen=True)
+@module_pass
 class CompileCUDAKernels:
     """Compile the CUDA kernels of all PrimFuncs, and leave launches of them.
 
@@ -47,7 +45,7 @@ class CompileCUDAKernels:
     target: Target  # that of PrimFuncs without one
     nvrtc: Nvrtc  # the compiler
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module without kernels in CUDA C++."""
         mine = dict(self._on_cuda(mod))
         if not mine:

@@ -17,11 +17,10 @@ from functools import lru_cache
 from importlib.resources import files
 
 import numpy as np
-import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from ..transforms.modules import KERNELS_ATTR, with_external_module, with_functions
+from ..transforms.modules import KERNELS_ATTR, module_pass, with_external_module, with_functions
 from ..tvm_ir import structural_map
 from .body import kernel_of_attr
 from .kernel import CompiledKernel, TensorMapLayout, c_type, is_tensor_map, tensor_map_rank
@@ -243,7 +242,7 @@ LAUNCHERS_ATTR = "relax_fusion.launchers"
 has."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="EmbedTritonKernels")
+@module_pass
 class EmbedTritonKernels:
     """Attach a module that launches every kernel which `call_tir_extern` compiled.
 
@@ -257,7 +256,7 @@ class EmbedTritonKernels:
     kernels that the first lacks.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with its kernels embedded."""
         kernels: dict[str, CompiledKernel] = {}
         defined = {str(k): int(n) for k, n in (mod.attrs or {}).get(LAUNCHERS_ATTR, {}).items()}

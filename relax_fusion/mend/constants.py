@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx, topi
 
 from ..matching.effects import Memory
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
-from ..transforms.modules import functions_of, rewritten, with_functions
+from ..transforms.modules import functions_of, module_pass, rewritten, with_functions
 from ..tvm_ir import GenericConst
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 PACKED = ir.Op.get("relax.call_dps_packed")
 
 
-@tvm.transform.module_pass(opt_level=0, name="CopyConstants")
-@dataclass(frozen=True)
+@module_pass
 class CopyConstants:
     """Copy constants that are overwritten in place, or returned, whenever they are evaluated.
 
@@ -31,8 +28,7 @@ class CopyConstants:
     0.27 exports them, and cannot load the library.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return rewritten(mod, _Copy(mod), memory=True)
 
 
@@ -83,15 +79,14 @@ class _Copy(relax.PyExprMutator):
         return self.builder_.call_te(topi.identity, constant, primfunc_name_hint="copy")
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldConstants")
-@dataclass(frozen=True)
+@module_pass
 class FoldConstants:
     """TVM's FoldConstant, but for tensors that are overwritten in place, returned, or empty.
 
     Those are computed in each call.
     """
 
-    def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Fold the other constants of `mod`."""
         hidden: dict[str, ir.GlobalVar] = {}
         functions = {

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..matching.pattern import calls_kernel
-from ..transforms.modules import rewritten
+from ..transforms.modules import module_pass, rewritten
 
 
-@tvm.transform.module_pass(opt_level=0, name="BindDeviceTargets")
-@dataclass(frozen=True)
+@module_pass
 class BindDeviceTargets:
     """Compile every PrimFunc for the virtual device that its results are on.
 
@@ -32,7 +28,7 @@ class BindDeviceTargets:
     """Of functions whose results name no virtual device, and of all virtual devices of its kind: a
     module is compiled for one target of each kind."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite the calls of every Relax function; a module without virtual devices has none."""
         if "vdevice" not in mod.global_infos:
             return mod

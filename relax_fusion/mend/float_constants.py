@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from ctypes import c_float
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, tirx
 
-from ..transforms.modules import mapped
+from ..transforms.modules import mapped, module_pass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FiniteConstants")
-@dataclass(frozen=True)
+@module_pass
 class FiniteConstants:
     """Put the largest number of its type in the place of every infinite constant.
 
@@ -22,13 +19,12 @@ class FiniteConstants:
     For a mask or the start of a maximum the two are the same, unless a score is as large itself.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without infinities stays the same object."""
         return mapped(mod, (tirx.FloatImm, _finite))
 
 
-@tvm.transform.module_pass(opt_level=0, name="RoundConstants")
-@dataclass(frozen=True)
+@module_pass
 class RoundConstants:
     """Round constants of 32 bits and fewer to float32.
 
@@ -37,7 +33,7 @@ class RoundConstants:
     TVM keeps them as float64, and writes them down as they are.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one of float32's numbers stays the same object."""
         return mapped(mod, (tirx.FloatImm, _rounded))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax
 
 from ..matching.bindings import items_of
@@ -13,13 +11,12 @@ from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.known_effects import memory_of
 from ..matching.pattern import is_call
-from ..transforms.modules import OPAQUE, functions_of, kept, with_functions
+from ..transforms.modules import OPAQUE, functions_of, kept, module_pass, with_functions
 
 FORCE_PURE = "relax.force_pure"
 
 
-@tvm.transform.module_pass(opt_level=0, name="SeparateWrites")
-@dataclass(frozen=True)
+@module_pass
 class SeparateWrites:
     """End a dataflow block where a write would be passed by a reader, or removed.
 
@@ -39,7 +36,7 @@ class SeparateWrites:
     are called in place become opaque, or FuseOps would make one with others that has outputs only.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with its blocks cut; `mod` itself where nothing is to be done."""
         updated: dict[ir.GlobalVar, ir.BaseFunc] = {}
         for gvar, func in functions_of(mod, relax.Function).items():

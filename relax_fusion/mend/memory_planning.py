@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, is_call
-from ..transforms.modules import functions_of, rewritten, with_functions
+from ..transforms.modules import functions_of, module_pass, rewritten, with_functions
 from ..tvm_ir import structural_equal
 
 _WIDEST = 8
 """Bytes of the largest element."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="PlanMemory")
-@dataclass(frozen=True)
+@module_pass
 class PlanMemory:
     """Let tensors of a function share memory that is known when compiling, by TVM's planner.
 
@@ -39,7 +36,7 @@ class PlanMemory:
         numbers.  Its tensors get memory of their own, each when it is computed.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with the memory of its other functions planned."""
         left_out = {
             gvar: func
@@ -64,8 +61,7 @@ def _largest(shape: Sequence[tirx.Expr]) -> int:
     return prod(max([1, *map(int, found_in(size, tirx.IntImm))]) for size in shape)
 
 
-@tvm.transform.module_pass(opt_level=0, name="NameInPlaceResults")
-@dataclass(frozen=True)
+@module_pass
 class NameInPlaceResults:
     """Call the result of an in-place packed function by the name of the argument that it is.
 
@@ -79,8 +75,7 @@ class NameInPlaceResults:
     declines when: a result is of another type than its argument.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return rewritten(mod, _NameResults(mod))
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, tirx
 from tvm.target import Target
 
 from ..compute.stages import as_stored
 from ..hardware.nvidia import has_float8
 from ..hardware.target import compute_capability, is_cpu, is_cuda
-from ..transforms.modules import with_functions
+from ..transforms.modules import module_pass, with_functions
 from ..tvm_ir import SBlock, TensorLoad, structural_map, structural_walk
 
 
@@ -79,8 +78,7 @@ _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
-@tvm.transform.module_pass(opt_level=0, name="RoundNarrowFloats")
-@dataclass(frozen=True)
+@module_pass
 class RoundNarrowFloats:
     """Round to bfloat16 on CPUs, and to 8 bits wherever TVM would, and read 8 bits exactly.
 
@@ -96,7 +94,7 @@ class RoundNarrowFloats:
     target: Target | None = None
     """Of functions that name none; without it, all are taken for functions for a CPU."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite the PrimFuncs of `mod`; one without such numbers stays the same object."""
         updated = {}
         for gvar, func in mod.functions_items():

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, tirx
 
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of, module_pass, with_functions
 
 
-@tvm.transform.module_pass(opt_level=0, name="AttachNoAlias")
-@dataclass(frozen=True)
+@module_pass
 class AttachNoAlias:
     """Say of PrimFuncs with one buffer at most that their buffers do not overlap.
 
@@ -22,7 +18,7 @@ class AttachNoAlias:
     rewrite: ``def shape_func(h)`` -> ``def shape_func(h): T.func_attr({"tirx.noalias": True})``
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with attributes."""
         updated = {
             gvar: func.with_attr("tirx.noalias", True)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
-import tvm
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, is_number, variables_of
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of, module_pass, with_functions
 from ..tvm_ir import Analyzer, ConstIntBound, SBlock, SBlockRealize, TensorLoad, structural_map
 
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 KNOWN = (*DIVISIONS, tirx.Div, tirx.Mod, tirx.Add, tirx.Sub, tirx.Mul)
 
 
-@tvm.transform.module_pass(opt_level=0, name="DivideShiftedIndices")
-@dataclass(frozen=True)
+@module_pass
 class DivideShiftedIndices:
     """Round towards zero where an index is divided that is no sum of loops: the result is the same.
 
@@ -36,7 +33,7 @@ class DivideShiftedIndices:
         what is divided is a sum of loops, each times a size, of which nothing is lost.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such an index stays the same object."""
         functions = functions_of(mod, tirx.PrimFunc).items()
         return with_functions(mod, {gvar: _Indices(func).function() for gvar, func in functions})

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, tirx
 
 from ..matching.expressions import is_number
-from ..transforms.modules import mapped
+from ..transforms.modules import mapped, module_pass
 from ..tvm_ir import TensorLoad, structural_equal
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReadSingleElements")
-@dataclass(frozen=True)
+@module_pass
 class ReadSingleElements:
     """Read the one element of a dim of size 1, whatever the index says: no other is there.
 
@@ -23,7 +19,7 @@ class ReadSingleElements:
     in ``nn.llm``), reads a factor of its running softmax so, and what lies behind it in memory.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such an index stays the same."""
         return mapped(mod, (TensorLoad, _single))
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
-import tvm
 from tvm import ir, relax, te, tirx
 
 from ..matching.effects import Memory
 from ..matching.expressions import is_number
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
-from ..transforms.modules import rewritten
+from ..transforms.modules import module_pass, rewritten
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseTransposeMatmul")
-@dataclass(frozen=True)
+@module_pass
 class FuseTransposeMatmul:
     """Make one PrimFunc of a matmul and the transpose of its right factor.
 
@@ -32,7 +29,7 @@ class FuseTransposeMatmul:
         known.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; transposes may be left without a reader."""
         return rewritten(mod, _Fuse(mod), memory=True)
 

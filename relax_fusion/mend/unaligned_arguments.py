@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import tvm
 from tvm import ir, tirx
@@ -11,7 +10,7 @@ from tvm.target import Target
 
 from ..hardware.target import is_cpu, is_cuda
 from ..matching.expressions import found_in
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of, module_pass, with_functions
 from ..tvm_ir import SBlock, SBlockRealize, TensorLoad, structural_map
 
 ELEMENT = 1
@@ -21,8 +20,7 @@ WIDEST = 16
 """Bytes of the widest load and copy of a thread of a GPU."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="UnalignedArguments")
-@dataclass(frozen=True)
+@module_pass
 class UnalignedArguments:
     """Let no code assume that an argument begins at an aligned address, unless it is checked.
 
@@ -44,7 +42,7 @@ class UnalignedArguments:
 
     target: Target  # of PrimFuncs that name none
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite all PrimFuncs, those of users among them."""
         functions = {}
         for gvar, func in functions_of(mod, tirx.PrimFunc).items():

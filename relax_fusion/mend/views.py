@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tvm
 from tvm import ir, relax
 
 from ..matching.effects import Memory
 from ..matching.pattern import is_call
-from ..transforms.modules import functions_of
+from ..transforms.modules import functions_of, module_pass
 from ..tvm_ir import GenericConst
 
 
-@tvm.transform.module_pass(opt_level=0, name="RewriteReshapes")
+@module_pass
 class RewriteReshapes:
     """TVM's RewriteDataflowReshape, without views of memory that is overwritten while they live.
 
@@ -23,7 +22,7 @@ class RewriteReshapes:
     call writes either tensor in place, and the view is still read, the two have to be two.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with views, and with copies where one is needed."""
         viewed = relax.transform.RewriteDataflowReshape()(mod)
         for gvar, func in functions_of(viewed, relax.Function).items():

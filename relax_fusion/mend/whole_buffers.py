@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of, module_pass, with_functions
 from ..tvm_ir import SBlock, SBlockRealize, structural_map
 
 EXPLICIT = "explicit_read_region"
 """Attribute of a block: which of its reads TVM has to take as they are told."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReadWholeBuffers")
-@dataclass(frozen=True)
+@module_pass
 class ReadWholeBuffers:
     """Let blocks that divide an index by a symbolic size read all of a buffer of their function.
 
@@ -31,7 +28,7 @@ class ReadWholeBuffers:
         sizes are numbers, or the buffer belongs to a loop or to the threads of a GPU.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such a block stays the same object."""
         functions = functions_of(mod, tirx.PrimFunc).items()
         return with_functions(mod, {gvar: _with_whole(func) for gvar, func in functions})

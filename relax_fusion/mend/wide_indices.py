@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, is_number, variables_of
-from ..transforms.modules import functions_of, is_narrow, with_functions
+from ..transforms.modules import functions_of, is_narrow, module_pass, with_functions
 from ..tvm_ir import SBlock, SBlockRealize, TensorLoad, structural_map
 
 STATEMENTS = (
@@ -21,7 +20,7 @@ OF_TWO = (
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name="WidenIndices")
+@module_pass
 class WidenIndices:
     """Give PrimFuncs that are written with sizes of int32 those of int64.
 
@@ -41,14 +40,14 @@ class WidenIndices:
         stores, a thread's loop, a vector, a let, a buffer with a layout, or anything of int64.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite the PrimFuncs that are read."""
         functions = functions_of(mod, tirx.PrimFunc).items()
         wide = {g: _Widener(f).function() for g, f in functions if is_narrow(f) and _is_plain(f)}
         return with_functions(mod, wide) if wide else mod
 
 
-@tvm.transform.module_pass(opt_level=0, name="WidenPositions")
+@module_pass
 class WidenPositions:
     """Read what a PrimFunc keeps between its steps at positions of int64 where its sizes are.
 
@@ -58,7 +57,7 @@ class WidenPositions:
     multiplies and adds numbers of both widths, and ends in a TypeError.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such a read stays the same object."""
         functions = functions_of(mod, tirx.PrimFunc).items()
         return with_functions(mod, {gvar: _with_positions(func) for gvar, func in functions})

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in, is_number, substitute, thread_tag, variables_of
 from ..matching.pattern import PrimExpr, Shape, is_call
 from ..matching.shapes import product, same_shape, shape_of
-from ..transforms.modules import functions_of, mapped, rewritten, with_functions
+from ..transforms.modules import functions_of, mapped, module_pass, rewritten, with_functions
 from ..tvm_ir import SBlock, SBlockRealize
 
 POSITIONS = "vm.builtin.attention_kv_cache_get_query_positions"
 """The function of TVM's cache that gives the positions of all tokens of a call."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="TakePositionsOfBatch")
-@dataclass(frozen=True)
+@module_pass
 class TakePositionsOfBatch:
     """Take from the cache the positions of all sequences of a batch, not of one alone.
 
@@ -39,7 +36,7 @@ class TakePositionsOfBatch:
         anything but lookups reads the positions.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function that asks for fewer positions than it has tokens."""
         updated = {}
         for gvar, func in functions_of(mod, relax.Function).items():
@@ -84,8 +81,7 @@ class _OfBatch(relax.PyExprMutator):
         return relax.op.reshape(self.builder_.emit(asked), self._tokens)
 
 
-@tvm.transform.module_pass(opt_level=0, name="NumberFirstExperts")
-@dataclass(frozen=True)
+@module_pass
 class NumberFirstExperts:
     """Write the numbers of the experts that are chosen first where they belong.
 
@@ -94,7 +90,7 @@ class NumberFirstExperts:
     MLC-LLM's routing of tokens writes them in front of a buffer, into memory of something else.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without such a store stays the same."""
         return mapped(mod, (tirx.BufferStore, _numbered))
 
@@ -105,8 +101,7 @@ def _numbered(store: tirx.BufferStore) -> tirx.BufferStore:
     return store
 
 
-@tvm.transform.module_pass(opt_level=0, name="RunThreadsInTurn")
-@dataclass(frozen=True)
+@module_pass
 class RunThreadsInTurn:
     """Make kernels that were written for GPUs, threads and all, functions that a CPU runs.
 
@@ -120,7 +115,7 @@ class RunThreadsInTurn:
     well, where TVM refuses threads.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without threads stays the same."""
         return mapped(mod, (tirx.For, _in_turn), (ir.Call, _alone))
 
@@ -139,8 +134,7 @@ def _alone(call: ir.Call) -> tirx.Expr:
     return tirx.const(0, "int32") if name == "tirx.tvm_storage_sync" else call
 
 
-@tvm.transform.module_pass(opt_level=0, name="LiftWorkspaces")
-@dataclass(frozen=True)
+@module_pass
 class LiftWorkspaces:
     """Make results of the buffers that PrimFuncs allocate in global memory, for several kernels.
 
@@ -156,7 +150,7 @@ class LiftWorkspaces:
         call keeps the function as it is, as does whoever calls it from outside.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with calls of new functions; `mod` itself if there are none."""
         lifted = {
             gvar: found

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tvm
 from tvm import ir
 from tvm.ir.transform import Pass
 
 from ..errors import PipelineError
+from ..transforms.modules import module_pass
 from ..validation import shown
 from .adapter import FuseAdapters
 from .attention import FuseAttentionChain
@@ -38,7 +38,7 @@ All propose together what the pipeline fuses.  Where two kernels save as much, t
 front is made, and what a pass declines is not told where one in front of it took it."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FusePatterns")
+@module_pass
 class FusePatterns:
     """Fuse what the passes of `PATTERNS` propose, as saves the most time in all.
 
@@ -48,11 +48,9 @@ class FusePatterns:
         What the passes are told; those that it disables are not asked.
     """
 
-    def __init__(self, options: FuseOptions):
-        self.options = options
+    options: FuseOptions
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         options = self.options
         makers = [make for name, make in PATTERNS.items() if name not in options.disable]
         return fuse(mod, [make(options) for make in makers], options)

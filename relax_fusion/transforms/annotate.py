@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..canonical.rewriter import UPPER
@@ -17,7 +15,7 @@ from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, operator_of
 from ..matching.shapes import as_dim, shape_of, shape_text
 from ..validation import MOST_ELEMENTS
-from .modules import functions_of, with_functions
+from .modules import functions_of, module_pass, with_functions
 from .whole_graph import HINTS_ATTR
 
 
@@ -30,11 +28,11 @@ _LOWERED = ("relax.memory.", "relax.vm.", "vm.builtin.alloc_shape_heap")
 these."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="RefuseLowered")
+@module_pass
 class RefuseLowered:
     """Refuse a module that a pipeline has lowered to instructions of the VM already."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return `mod` itself."""
         for gvar, func in functions_of(mod, relax.Function).items():
             for call in found_in(func, relax.Call):
@@ -49,8 +47,7 @@ class RefuseLowered:
         return mod
 
 
-@tvm.transform.module_pass(opt_level=0, name="AttachFunctionAttrs")
-@dataclass(frozen=True)
+@module_pass
 class AttachFunctionAttrs:
     """Attach bounds of symbolic variables and CUDA graph hints to the Relax functions.
 
@@ -64,7 +61,7 @@ class AttachFunctionAttrs:
     """By function name: variables that a captured CUDA graph may depend on.  A name that the module
     lacks is no error: MLC-LLM gives the same ones for every model."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with attributes; `mod` itself if there are none to attach."""
         updated, known = {}, set()
         for gvar, func in functions_of(mod, relax.Function).items():
@@ -83,8 +80,7 @@ class AttachFunctionAttrs:
         return with_functions(mod, updated) if self.bounds or self.hints else mod
 
 
-@tvm.transform.module_pass(opt_level=0, name="AttachAdditionalPrimFuncs")
-@dataclass(frozen=True)
+@module_pass
 class AttachAdditionalPrimFuncs:
     """Add PrimFuncs to the module under given names, callable from outside.
 
@@ -94,7 +90,7 @@ class AttachAdditionalPrimFuncs:
     functions: Mapping[str, tirx.PrimFunc]
     """By the names that they get; a name that the module has already is refused."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with the functions; refuse a name that is taken."""
         taken = {g.name_hint for g in mod.get_global_vars()}
         for name in self.functions:
@@ -107,8 +103,7 @@ class AttachAdditionalPrimFuncs:
         return with_functions(mod, new) if new else mod
 
 
-@tvm.transform.module_pass(opt_level=0, name="AttachMetadata")
-@dataclass(frozen=True)
+@module_pass
 class AttachMetadata:
     """Add a function ``_metadata`` that returns a JSON string, as MLC-LLM's engine expects.
 
@@ -120,7 +115,7 @@ class AttachMetadata:
     metadata: Mapping[str, Any]
     """What to attach, JSON-serialisable; nothing is added if it is empty."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with the function; `mod` itself if there is no metadata."""
         if not self.metadata:
             return mod

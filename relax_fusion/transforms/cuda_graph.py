@@ -7,15 +7,13 @@ is called only launches kernels.  `CaptureCUDAGraphs` makes sure of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_in, is_call
-from .modules import KERNELS_ATTR, functions_of, with_external_module
+from .modules import KERNELS_ATTR, functions_of, module_pass, with_external_module
 from .whole_graph import is_run_or_capture, with_whole_tuples, without_inputs
 
 CONFIG = "relax.backend.use_cuda_graph"
@@ -24,8 +22,7 @@ CONFIG = "relax.backend.use_cuda_graph"
 ADDRESSES = "relax_fusion_addresses"
 
 
-@tvm.transform.module_pass(opt_level=0, name="CaptureCUDAGraphs")
-@dataclass(frozen=True)
+@module_pass
 class CaptureCUDAGraphs:
     """Lift launches of static shapes into functions that the VM records as CUDA graphs.
 
@@ -52,14 +49,15 @@ class CaptureCUDAGraphs:
     """What to do where the PassContext does not say.  Where it has the option
     ``relax.backend.use_cuda_graph``, TVM's pass does as it is told there, and nothing else."""
 
-    def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function of `mod`, or none."""
-        if CONFIG in ctx.config:
+        config = tvm.transform.PassContext.current().config
+        if CONFIG in config:
             return relax.transform.RewriteCUDAGraph()(mod)
         storage = _calls(mod, "relax.memory.alloc_storage")
         if not self.enabled or any(int(call.args[1].value) for call in storage):
             return mod  # with storage on another device than the first
-        with tvm.transform.PassContext(config={**ctx.config, CONFIG: True}):
+        with tvm.transform.PassContext(config={**config, CONFIG: True}):
             lifted = relax.transform.RewriteCUDAGraph()(without_inputs(mod))
         built_in = _calls(lifted, "relax.call_builtin_with_ctx")
         regions = {call.args[1].fields[0] for call in built_in if is_run_or_capture(call)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -16,7 +15,7 @@ from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..matching.stages import is_view
 from ..tvm_ir import SBlockRealize, structural_equal
-from .modules import bindings_of, functions_of, with_functions
+from .modules import bindings_of, functions_of, module_pass, with_functions
 from .parts import marked_parts, part_of
 
 CALLS = "tirx.tvm_call_", "tirx.call_extern"
@@ -51,7 +50,7 @@ class Fixed:
         return {"arguments": list(self.arguments), "leads": self.leads}
 
 
-@tvm.transform.module_pass(opt_level=0, name="MarkFixedArguments")
+@module_pass
 class MarkFixedArguments:
     """Tell fused functions which of their arguments no kernel writes.
 
@@ -62,10 +61,9 @@ class MarkFixedArguments:
     declines when: the device, a function's own or the one given, has no launches that begin early.
     """
 
-    def __init__(self, target: Target):
-        self.target = target
+    target: Target
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with its fused functions marked."""
         if not device_of(self.target).capabilities.dependent_launch:
             return mod

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, s_tir, tirx
 
 from ..matching.bindings import Identity
@@ -17,7 +15,7 @@ from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
 from ..tvm_ir import TensorLoad, structural_equal, structural_hash, structural_map
-from .modules import OPAQUE, functions_of, is_narrow
+from .modules import OPAQUE, functions_of, is_narrow, module_pass
 
 WEIGHTS_OF = {
     "relax.matmul": slice(1, None),
@@ -31,8 +29,7 @@ OUT_ELEMENT_WISE = 4
 """TVM's OpPatternKind of a PrimFunc behind which FuseOps may put element-wise steps."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseDequantize")
-@dataclass(frozen=True)
+@module_pass
 class FuseDequantize:
     """Fuse the decoding of a weight with the matmul, or the lookup, that reads it.
 
@@ -60,7 +57,7 @@ class FuseDequantize:
         slices may be.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; weights that are left without a reader are dropped."""
         fuser = _Fuser(mod)
         updated: dict[ir.GlobalVar, relax.Function] = {}

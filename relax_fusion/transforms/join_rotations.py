@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, relax, s_tir, tirx
 
 from ..compute.ranges import root_of
@@ -12,13 +9,12 @@ from ..matching.bindings import items_of
 from ..matching.effects import IN_PLACE, free_vars
 from ..matching.norm_rotation import norm_rotation_of, without_mark
 from ..matching.pattern import is_call
-from .modules import functions_of
+from .modules import functions_of, module_pass
 
 _NAME = "rms_norm_rotations"
 
 
-@tvm.transform.module_pass(opt_level=0, name="JoinRotations")
-@dataclass(frozen=True)
+@module_pass
 class JoinRotations:
     """Let one function normalise and rotate the heads of queries and of keys.
 
@@ -34,8 +30,7 @@ class JoinRotations:
         one is made of the other; a tensor is changed in place between the two.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         builder, changed = relax.BlockBuilder(mod), False
         for gvar, func in functions_of(mod, relax.Function).items():
             blocks = [_joined(block, mod, builder) for block in func.body.blocks]

@@ -5,18 +5,14 @@ WebGPU has no third grid dimension; vectors of Metal, WebGPU and Vulkan have fou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tvm
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, substitute, thread_tag
 from ..tvm_ir import structural_map
-from .modules import mapped
+from .modules import mapped, module_pass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldGridDepth")
-@dataclass(frozen=True)
+@module_pass
 class FoldGridDepth:
     """Do without ``blockIdx.z``, which TVM keeps for grids of more than 65535 blocks in a row.
 
@@ -29,13 +25,12 @@ class FoldGridDepth:
     Where there is no ``blockIdx.y`` inside, it takes the loop as it is.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
         return mapped(mod, (tirx.For, _without_depth))
 
 
-@tvm.transform.module_pass(opt_level=0, name="NarrowVectors")
-@dataclass(frozen=True)
+@module_pass
 class NarrowVectors:
     """Cut vectors into parts of `most` elements or of their largest divisor below that.
 
@@ -48,7 +43,7 @@ class NarrowVectors:
 
     most: int
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
         return mapped(mod, (tirx.For, self._narrow))
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -22,7 +21,7 @@ from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of
 from ..tvm_ir import GenericConst
 from ..workload import DTYPE_BYTES, INTEGER_DTYPES, GatedFFN, NormMatmul
-from .modules import bindings_of, functions_of, rewritten
+from .modules import bindings_of, functions_of, module_pass, rewritten
 
 LAID_ATTR = "relax_fusion.laid"
 """PrimFunc attribute: panels of weights are its last inputs, in the place of the weights."""
@@ -43,7 +42,7 @@ class LaidKernel(NamedTuple):
 Maker: TypeAlias = Callable[[tirx.PrimFunc, Target], LaidKernel | None]
 
 
-@tvm.transform.module_pass(opt_level=0, name="LayOutWeights")
+@module_pass
 class LayOutWeights:
     """Give kernels of a CPU that pack a constant weight into panels at each call the panels.
 
@@ -60,10 +59,10 @@ class LayOutWeights:
     `maker`: returns kernels of matmuls that no pass of ours made, for weights in panels.
     """
 
-    def __init__(self, target: Target, maker: Maker | None = None):
-        self.target, self.maker = target, maker
+    target: Target
+    maker: Maker | None = None
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with its constant weights laid out."""
         if is_gpu(self.target):
             return mod

@@ -8,13 +8,24 @@ whatever names a virtual device fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
 from ..tvm_ir import structural_map
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """Return a decorator that does nothing: only type checkers want to know."""
+        return lambda decorator: decorator
+
 
 EXTERNAL_MODULES = "external_mods"
 """Module attribute: what TVM links into the library."""
@@ -27,6 +38,20 @@ KERNELS_ATTR = "relax_fusion.triton_kernels"
 
 APPEND_ATTR = "relax_fusion.append"
 """PrimFunc attribute: at which head of what is appended ``keys`` and ``values`` begin."""
+
+
+@dataclass_transform(frozen_default=True)
+def module_pass(cls: type) -> Any:
+    """Make a pass of TVM, of the name of a class whose fields are its options.
+
+    Its `_rewrite` takes a module, and returns another or the same.
+    """
+
+    def transform_module(self: Any, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        return self._rewrite(mod)
+
+    cls.transform_module = transform_module  # type: ignore[attr-defined]
+    return tvm.transform.module_pass(dataclass(frozen=True)(cls), opt_level=0)
 
 
 def functions_of(mod: ir.IRModule, kind: type) -> dict[ir.GlobalVar, Any]:

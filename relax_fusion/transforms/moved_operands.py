@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -15,12 +14,11 @@ from ..matching.effects import Memory, free_vars
 from ..matching.pattern import is_call
 from ..matching.stages import is_view
 from ..report.decision import Joining
-from .modules import functions_of, rewritten, with_functions
+from .modules import functions_of, module_pass, rewritten, with_functions
 from .moved_formula import MOST_LOADS, MOVED_ATTR, Formula, composed, with_moved
 
 
-@tvm.transform.module_pass(opt_level=0, name="ComposeMovements")
-@dataclass(frozen=True)
+@module_pass
 class ComposeMovements:
     """Make one block of the movements in a PrimFunc that only moves elements of one tensor.
 
@@ -33,7 +31,7 @@ class ComposeMovements:
 
     target: Target
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with such functions marked."""
         if is_gpu(self.target):
             return mod
@@ -42,8 +40,7 @@ class ComposeMovements:
         return with_functions(mod, {gvar: func for gvar, func in made.items() if func is not None})
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReadMoved")
-@dataclass(frozen=True)
+@module_pass
 class ReadMoved:
     """Let the fused kernels that alone read a moved tensor read it where it was.
 
@@ -66,7 +63,7 @@ class ReadMoved:
     record: list[Joining] | None = field(default=None)
     """Receives the movements that kernels have taken."""
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function of `mod`; what nothing calls any more goes."""
         funcs = functions_of(mod, tirx.PrimFunc).items()
         marked = {gvar for gvar, func in funcs if (func.attrs or {}).get(MOVED_ATTR)}

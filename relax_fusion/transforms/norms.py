@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
-import tvm
 from tvm import ir, relax, te, topi
 
 from ..matching.effects import Memory
@@ -13,11 +11,10 @@ from ..matching.norms import Normed, normalisation
 from ..matching.pattern import BlockView, Refused
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..workload import FLOAT_BYTES, Norm
-from .modules import rewritten
+from .modules import module_pass, rewritten
 
 
-@tvm.transform.module_pass(opt_level=0, name="LegalizeNorms")
-@dataclass(frozen=True)
+@module_pass
 class LegalizeNorms:
     """Make one PrimFunc of a norm that is more than an operator.
 
@@ -34,7 +31,7 @@ class LegalizeNorms:
         something writes to a tensor in between.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; bindings may be left without a reader."""
         return rewritten(mod, _Legalize(mod), memory=True)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import tvm
 from tvm import DataType, ir, relax, tirx, topi
 
 from ..matching.effects import Memory
@@ -15,7 +13,7 @@ from ..matching.expressions import found_in, variables_of
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
 from ..tvm_ir import TensorLoad, TensorRegion, structural_map
-from .modules import OPAQUE, functions_of, rewritten
+from .modules import OPAQUE, functions_of, module_pass, rewritten
 
 PART_ATTR = "relax_fusion.part"
 """PrimFunc attribute: where along the first axis of its operand the rows begin that it copies."""
@@ -23,8 +21,7 @@ PART_ATTR = "relax_fusion.part"
 _DATA = ir.Op.get("tirx.buffer_data")
 
 
-@tvm.transform.module_pass(opt_level=0, name="NameParts")
-@dataclass(frozen=True)
+@module_pass
 class NameParts:
     """Mark slices of rows that kernels read, so that `ReadParts` finds them behind all others.
 
@@ -35,8 +32,7 @@ class NameParts:
         than calls of PrimFuncs reads it; something writes to the tensor; it is on a virtual device.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         return rewritten(mod, _Name(mod), memory=True)
 
 
@@ -85,8 +81,7 @@ def _first(call: relax.Expr) -> int | None:
     return int(begins[0]) if static and plain else None
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReadParts")
-@dataclass(frozen=True)
+@module_pass
 class ReadParts:
     """Let kernels read parts of tensors that `NameParts` marked where they lie.
 
@@ -98,7 +93,7 @@ class ReadParts:
         y = R.call_tir(f_of_part, (x, w))    # w[i + 64, k], w.data + 64 * bytes of a row
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function of `mod`; what nothing calls any more goes."""
         reader = _Read(mod)
         made = rewritten(mod, reader)

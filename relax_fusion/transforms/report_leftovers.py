@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
@@ -17,7 +15,7 @@ from ..matching.pattern import BlockView, belongs_to_a_library, calls_in, is_cal
 from ..matching.shapes import shape_of
 from ..report.coverage import IS_OFF, Leftover
 from ..report.decision import Decision
-from .modules import functions_of
+from .modules import functions_of, module_pass
 
 _ASKED = {
     "matmul": ("FuseAttentionChain", "FuseMatmulEpilogue", "FuseRMSNormMatmul"),
@@ -39,8 +37,7 @@ _OF_PROJECTIONS = ("relax.exp",)
 """These operators are an activation, or a part of one, only behind a projection."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReportLeftovers")
-@dataclass(frozen=True)
+@module_pass
 class ReportLeftovers:
     """Record the operations of transformers that are left behind the patterns, each by its kind.
 
@@ -51,8 +48,7 @@ class ReportLeftovers:
     decisions: Sequence[Decision] = ()  # what the fusing passes decided
     disabled: Collection[str] = ()  # names of passes that did not run
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Look at every function of `mod`, and return it."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         alive = relax.transform.DeadCodeElimination()(mod)
         for gvar, func in functions_of(alive, relax.Function).items():
             name = gvar.name_hint

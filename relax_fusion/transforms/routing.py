@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -17,7 +15,7 @@ from ..matching.places import MOVES, moved_place
 from ..matching.shapes import dtype_of, elsewhere, product, shape_of
 from ..report.decision import Decision
 from ..tvm_ir import GenericConst
-from .modules import with_kernels
+from .modules import module_pass, with_kernels
 from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, lead_of, number_of, sizes
 
 MOST_EXPERTS = 1024
@@ -30,8 +28,7 @@ _ELEMENTS = (
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name="RouteExperts")
-@dataclass(frozen=True)
+@module_pass
 class RouteExperts:
     """Choose experts, and compute their shares, in one kernel.
 
@@ -62,8 +59,7 @@ class RouteExperts:
     target: Target
     decisions: list[Decision] | None = None
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         rewriter = _Rewrite(mod, self.target)
         rewriter.decisions = self.decisions if self.decisions is not None else []
         return with_kernels(mod, rewriter, lambda func: scheduled(func, self.target))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax
 
 from ..matching.effects import Memory
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..matching.shapes import same_shape, shape_of
-from .modules import functions_of, rewritten, with_functions
+from .modules import functions_of, module_pass, rewritten, with_functions
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReturnReshapedViews")
+@module_pass
 class ReturnReshapedViews:
     """Give a reshaped result a name inside its dataflow block, where TVM makes a view of it.
 
@@ -32,7 +30,7 @@ class ReturnReshapedViews:
     declines when: y is no fresh result of a ``call_tir`` in the same block, or is used twice.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with views in place."""
         functions = functions_of(mod, relax.Function)
         return with_functions(mod, {gvar: _rewrite(func) for gvar, func in functions.items()})
@@ -85,8 +83,7 @@ def _item(binding: relax.Binding) -> tuple[relax.Expr, int]:
     return binding.value.tuple_value, int(binding.value.index)
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldReshapes")
-@dataclass(frozen=True)
+@module_pass
 class FoldReshapes:
     """Make one reshape of two in a row, and none where the shape comes out as it was.
 
@@ -97,7 +94,7 @@ class FoldReshapes:
     function takes the place of a result.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; reshapes may be left without a reader."""
         return rewritten(mod, _Fold(mod), memory=True)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import tvm
 from tvm import ir, relax
 
 from ..matching.effects import free_vars
 from ..matching.expressions import substitute
 from ..matching.pattern import is_call
-from .modules import functions_of, kept, with_functions
+from .modules import functions_of, kept, module_pass, with_functions
 
 BOUND_ATTR = "relax_fusion.bound_memory"
 """Function attribute, a boolean: callers pass tensors of the same memory in every call, and are
@@ -22,7 +21,7 @@ HINTS_ATTR = "relax.rewrite_cuda_graph.capture_symbolic_vars"
 RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 
 
-@tvm.transform.module_pass(opt_level=0, name="KeepResults")
+@module_pass
 class KeepResults:
     """Have the results of functions with `BOUND_ATTR` in planned memory, which a graph can write.
 
@@ -31,7 +30,7 @@ class KeepResults:
     That function returns what it gets.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite what calls have been made writes to memory, which is not planned yet."""
         made = {gvar: _kept(func) for gvar, func in _bound(mod).items()}
         return relax.transform.Normalize()(with_functions(mod, made)) if made else mod

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..compute import description
 from ..estimator.ranges import served
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
-from ..transforms.modules import APPEND_ATTR, functions_of, with_functions
+from ..transforms.modules import APPEND_ATTR, functions_of, module_pass, with_functions
 from ..workload import Attention
 from .attention_call import APPENDS_ATTR
 from .operands import named_operands
@@ -46,7 +45,7 @@ class _Site:
         return called and self.rows == other.rows
 
 
-@tvm.transform.module_pass(opt_level=0, name="AppendInAttention")
+@module_pass
 class AppendInAttention:
     """Have the attention of a single query append that token's key and value to the caches.
 
@@ -67,7 +66,7 @@ class AppendInAttention:
     changed in place.
     """
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with attentions that append."""
         sites: dict[ir.GlobalVar, list[_Site]] = defaultdict(list)
         calls: dict[ir.GlobalVar, int] = defaultdict(int)

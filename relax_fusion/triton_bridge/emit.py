@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -28,7 +27,7 @@ from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_kernel
 from ..transforms.fixed_arguments import Fixed
-from ..transforms.modules import with_functions
+from ..transforms.modules import module_pass, with_functions
 from ..transforms.running import making
 from ..workload import Attention, Chain, DynamicDim, ExpertMatmul, Workload
 from .attention import attention_cases, empty_cases
@@ -135,7 +134,7 @@ class Fused:
         return most_rows(self.work, upper)
 
 
-@tvm.transform.module_pass(opt_level=0, name="EmitTritonKernels")
+@module_pass
 class EmitTritonKernels:
     """Replace every PrimFunc whose plans are for Triton by one that launches the kernels.
 
@@ -156,10 +155,9 @@ class EmitTritonKernels:
         If such a function is called otherwise than by ``R.call_tir``, as behind CallTIRRewrite.
     """
 
-    def __init__(self, target: Target):
-        self.target = target
+    target: Target
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with its Triton kernels in place."""
         fused = {
             gvar: found

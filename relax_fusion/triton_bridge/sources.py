@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from functools import partial
 
-import tvm
 from tvm import ir, tirx
 from tvm.target import Target
 
@@ -16,13 +15,12 @@ from ..hardware.target import device_of
 from ..launch.cuda_source import CUDASource, compiler_of_pipeline
 from ..report.material import Source, Text
 from ..transforms.fixed_arguments import Fixed
-from ..transforms.modules import functions_of
+from ..transforms.modules import functions_of, module_pass
 from .emit import fused_of
 from .launches import AnyStep, SourceStep
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecordSources")
-@dataclass(frozen=True)
+@module_pass
 class RecordSources:
     """Record in `sources` where the texts of all kernels come from; the module stays as it is.
 
@@ -33,7 +31,7 @@ class RecordSources:
     target: Target
     sources: list[Source]
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Look at every PrimFunc of `mod`, and return it."""
         for gvar, func in functions_of(mod, tirx.PrimFunc).items():
             load = partial(_texts, gvar.name_hint, func, self.target)
@@ -61,7 +59,7 @@ def _text(step: AnyStep) -> Text:
     return Text(function.fn.__name__, "Triton", str(function.src))
 
 
-@tvm.transform.module_pass(opt_level=0, name="CompileAhead")
+@module_pass
 class CompileAhead:
     """Begin to compile the kernels in CUDA C++ of new fused PrimFuncs; the module stays as it is.
 
@@ -72,11 +70,10 @@ class CompileAhead:
     declines when: no pipeline is running whose end would wait for the threads, or without NVRTC.
     """
 
-    def __init__(self, target: Target):
-        self.target = target
-        self.seen: set[str] = set()
+    target: Target
+    seen: set[str] = field(default_factory=set, init=False)
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Return `mod` itself."""
         compiler = compiler_of_pipeline()
         if compiler is None:
