@@ -9,14 +9,9 @@ from tvm import tirx
 
 from relax_fusion import make_target
 from relax_fusion.dlight_rules import GenericMatmulRule
-from relax_fusion.dlight_rules.generic_matmul import plans as generic_plans
-from relax_fusion.errors import Decline
-from relax_fusion.estimator import Choice, candidates, choose
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.registry import table_of
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, TilePlan
-from relax_fusion.hardware import DeviceSpec
-from relax_fusion.workload import NormMatmul
 
 from ..support.generic_cases import Quantised, check
 from .generic_on_cpu import run_generic
@@ -24,7 +19,6 @@ from .generic_on_cpu import run_generic
 H200 = make_target("h200")
 
 FEW = Quantised(n=23, k=96, rows=1)
-MANY = Quantised(n=64, k=96, rows=33)
 
 FEW_ROWS = {
     "one row": FEW,
@@ -35,25 +29,9 @@ FEW_ROWS = {
     "zeros of groups": replace(FEW, zeros=True),
     "bfloat16": replace(FEW, dtype="bfloat16"),
     "a batch": replace(FEW, batch=2, n=16),
+    "a batch of many rows": replace(FEW, batch=2, n=16, rows=33),
     "an epilogue": replace(FEW, epilogue=True),
 }
-
-MANY_ROWS = {
-    "mma, a column more than there are in tiles": replace(MANY, n=65),
-    "mma, eight bits": replace(MANY, bits=8, k=32),
-    "wgmma, three bits": replace(MANY, bits=3, k=80, group=40),
-    "wgmma, words of neighbouring columns": replace(MANY, layout="kn"),
-    "mma, bfloat16": replace(MANY, dtype="bfloat16", k=32),
-    "wgmma, zeros of groups": replace(MANY, zeros=True, layout="kn"),
-    "wgmma, a batch": replace(MANY, batch=2, k=64),
-    "wgmma, an epilogue": replace(MANY, epilogue=True, k=64),
-}
-
-
-@pytest.fixture
-def on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep kernels in front from being chosen."""
-    monkeypatch.setattr(generic_plans, "_pays_in_front", lambda _: False)
 
 
 def scheduled(case: Quantised) -> tirx.PrimFunc:
@@ -75,22 +53,6 @@ def check_numbers(case: Quantised, family: str) -> None:
 @pytest.mark.parametrize("name", FEW_ROWS)
 def test_numbers_of_few_rows(name: str) -> None:
     check_numbers(FEW_ROWS[name], few_rows.FAMILY)
-
-
-@pytest.mark.parametrize("name", MANY_ROWS)
-@pytest.mark.usefixtures("on_the_way")
-def test_numbers_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family = name.split(",")[0]
-
-    def smallest(
-        work: NormMatmul, dev: DeviceSpec, *, always: bool, backend: str
-    ) -> Choice | Decline:
-        found = [p for p in candidates(work, dev, backend) if p.family == family]
-        least = min(found, key=lambda p: (p.block_m * p.block_n, p.num_stages))
-        return choose(work, dev, plans=least)
-
-    monkeypatch.setattr(generic_plans, "choose", smallest)
-    check_numbers(MANY_ROWS[name], family)
 
 
 @pytest.mark.parametrize("rows", [3, 16])

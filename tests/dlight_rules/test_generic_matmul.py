@@ -209,7 +209,8 @@ def test_weights_are_computed_in_front_where_many_rows_pay_for_it() -> None:
     batched = generic_matmul(Quantised(4096, 4096, "s", batch=2).func())
     assert batched is not None
     _, _, found = planned(batched, device_of(make_target("h200")), False)
-    assert not any(each.in_front for each in found)  # there is one kernel for all of a batch
+    assert {e.plan.family for e in found} == {"few_rows"}  # one kernel for all of a batch
+    assert found[-1].upper is None and not any(each.in_front for each in found)
 
 
 def test_an_activation_in_front_is_computed_by_a_kernel_of_its_own() -> None:

@@ -104,30 +104,29 @@ def _in_front_or_scalar(
 def _dequantised(
     form: GenericMatmul, dev: DeviceSpec
 ) -> tuple[GenericMatmul, NormMatmul, list[Planned]] | Decline:
-    """Return plans for a weight that is computed from few loads."""
+    """Return plans for a weight that is computed from few loads.
+
+    A kernel in front computes it for many rows, which took 28 and 36 us at 64 and 256 rows of 4096
+    x 4096 on an H200, on the way 36 and 45.  A batch has one kernel: that for few rows.
+    """
     work = form.workload()
     if isinstance(work, Decline):
         return work
     found = [Planned(*entry) for entry in few_rows.few_rows_plans(work, dev)]
-    if isinstance(work.rows, int) and found:
-        return form, work, found
+    if form.batch:
+        return form, work, [*found[:-1], replace(found[-1], upper=None)]
+    if isinstance(work.rows, int):
+        if work.rows <= few_rows.MOST_ROWS:
+            return form, work, found
+        found = []
     choice = choose(work, dev, always=True, backend="tir")
     if isinstance(choice, Decline):
         return choice
     for p in choice.predictions:
         if p.upper is None or p.upper > few_rows.MOST_ROWS:
             plan = _plan_of(choice.plans, p.upper, p.upper or rows_of(work, p.size))
-            found.append(Planned(p.upper, plan, _pays_in_front(form)))
+            found.append(Planned(p.upper, plan, True))
     return form, work, _merged(found)
-
-
-def _pays_in_front(form: GenericMatmul) -> bool:
-    """Tell whether a weight of few loads is better computed by a kernel in front, for many rows.
-
-    On an H200 that took 28 and 36 us at 64 and 256 rows of 4096 x 4096, on the way 36 and 45; at
-    4096 rows 210 and 269.  In a batch there is one kernel.
-    """
-    return not form.batch
 
 
 def _writing_s(form: GenericMatmul, work: NormMatmul, rows: int, dev: DeviceSpec) -> float:

@@ -13,7 +13,7 @@ import tvm
 from tvm import ir, tirx
 
 from ...estimator.limits import VECTOR_LOAD_BYTES
-from ...matching.expressions import chooses, different, found_in, loads_of, variables_of
+from ...matching.expressions import chooses, different, found_in, loads_of
 from ...tvm_ir import Analyzer, TensorLoad, structural_equal, structural_map
 
 Element = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
@@ -130,12 +130,6 @@ class Neighbours:
             and not any(load.source.ty.strides for load in self.loads)
             and not any(loads_of(index) for load in self.loads for index in load.indices)
         )
-
-    @property
-    def lie_by_lines(self) -> bool:
-        """Whether neighbouring lines are neighbours in memory, rather than neighbours along k."""
-        largest = max(self.loads, key=lambda load: len(load.indices))
-        return self.line in variables_of(largest.indices[-1])
 
     def _name_of(self, load: TensorLoad) -> tirx.Expr:
         """Return what stands for a load; itself if a load in its index has its name already."""

@@ -19,11 +19,10 @@ from ...tvm_ir import T, TensorLoad, structural_equal, structural_map
 from .byte_pairs import BYTES, Byte, halves_of
 from .dequantise import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
-from .layout import PIECE, column_of, swizzled
-from .tile import int32, int64, is_multiple, uint32
+from .tile import int32, uint32
 
 if TYPE_CHECKING:
-    from .mma_kernel import MmaKernel
+    pass
 
 
 Half = tuple[tirx.Expr, int]
@@ -55,18 +54,18 @@ class Dequantiser:
 
     `neighbours`: what they are.
     `count`: those that are held at once.
-    `ahead`: how often that many are loaded ahead.  Then `copied` goes through shared memory.
-    `copied`: vectors of 16 bytes, of types of which all vectors are such: what `copy_async` takes.
+    `ahead`: how often that many are loaded ahead.
+    `copied`: vectors of 16 bytes, of types of which all vectors are such: what `copy_async` takes,
+    through shared memory.
     """
 
-    def __init__(self, neighbours: Neighbours, count: int, ahead: int | None = None) -> None:
+    def __init__(self, neighbours: Neighbours, count: int, ahead: int) -> None:
         """Allocate registers, in the block that is open."""
         self.neighbours = neighbours
         self.kind = HALF_TYPES[neighbours.dtype]
         self.slots: list[tuple[str, int]] = [("", 0)] * len(neighbours.loads)
         sizes: dict[str, int] = {}
-        narrow = set() if ahead else set(map(self._dtype, range(len(self.slots))))
-        narrow |= {self._dtype(run[0]) for run in neighbours.vectors if not self._is_piece(run)}
+        narrow = {self._dtype(run[0]) for run in neighbours.vectors if not self._is_piece(run)}
         for run in neighbours.vectors:
             dtype = self._dtype(run[0])
             first = -(-sizes.get(dtype, 0) // len(run)) * len(run)  # aligned as a vector
@@ -80,7 +79,7 @@ class Dequantiser:
         self.raw = {
             dtype: scratch(
                 f"raw_{dtype}",
-                size * count * ((ahead or 1) if dtype in narrow else 1) // self.per_word[dtype],
+                size * count * (ahead if dtype in narrow else 1) // self.per_word[dtype],
                 dtype if dtype in narrow else "uint32",
                 "local",
             )
@@ -136,14 +135,6 @@ class Dequantiser:
             where[name] = register if per == 1 else Byte.at(dtype, register, slot % per)
         values = [substitute(v, where) for v in self.neighbours.values]
         return [self._pair(values[a], values[b]) for a, b in self.neighbours.pairs()]
-
-    def in_order(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> list[tirx.Expr]:
-        """Do the same, and return the registers of neighbours two by two."""
-        halves: dict[int, Half] = {}
-        found = self.pairs(index, line, piece)
-        for (a, b), pair in zip(self.neighbours.pairs(), found, strict=True):
-            halves[a], halves[b] = (pair, 0), (pair, 1)
-        return [joined(halves[n], halves[n + 1]) for n in range(0, self.neighbours.width, 2)]
 
     # --- two at a time -----------------------------------------------------------------------
 
@@ -242,65 +233,3 @@ def _replaced(value: tirx.Expr, part: tirx.Cast, by: tirx.Expr) -> tirx.Expr:
         return by if structural_equal(cast, part) else cast
 
     return structural_map(value, (tirx.Cast, own))
-
-
-class DequantisedTile:
-    """One part of the weight, of a kernel whose stages have its columns as lines.
-
-    What a step reads is loaded into registers a step before it is computed and put into a stage:
-    `put` does that for one step, and loads for the next one.
-    """
-
-    def __init__(self, kernel: MmaKernel, part: int) -> None:
-        """Allocate registers, in the block that is open."""
-        tile, product = kernel.tile, kernel.product
-        self.kernel, self.offset = kernel, kernel.part_offset(part)
-        self.lines, self.pieces = tile.plan.block_n, tile.plan.block_k // PIECE
-        self.turns = self.lines * self.pieces // tile.threads
-        neighbours = product.neighbours(part, PIECE)
-        self.by_lines = neighbours.lie_by_lines
-        self.dequantiser = Dequantiser(neighbours, self.turns)
-
-    def load(self, step: tirx.Expr) -> None:
-        """Begin to load what a step needs; beyond the last column, that of the last one."""
-        with unrolled(self.turns) as turn:
-            line, piece = self._at(step, turn)
-            last = int64(self.kernel.product.depth // PIECE - 1)
-            inside = tirx.min(piece, last) if self._may_be_outside() else piece
-            self.dequantiser.load(turn, line, inside)
-
-    def put(self, step: tirx.Expr) -> None:
-        """Compute a step, of which everything was loaded, into the stage that is written next."""
-        base = self.kernel.written
-        with unrolled(self.turns) as turn:
-            line, piece = self._at(step, turn)
-            words = self.dequantiser.in_order(turn, line, piece)
-            if self._may_be_outside():
-                inside = piece < int64(self.kernel.product.depth // PIECE)
-                words = [tirx.Select(inside, word, uint32(0)) for word in words]
-            own, place = self._place(turn)
-            at = own * int32(self.pieces) + swizzled(own, place, self.pieces)
-            address = base + (int32(self.offset) + at * int32(PIECE_BYTES)).astype("uint32")
-            T.evaluate(ptx["st.shared.v4.b32"](address, *words))
-
-    def _may_be_outside(self) -> bool:
-        return not self.kernel.is_exact
-
-    def _place(self, turn: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
-        """Return the line and the piece of the tile that a thread has in one of its turns.
-
-        Neighbouring threads have what are neighbours in memory.
-        """
-        place = self.kernel.thread + turn * int32(self.kernel.tile.threads)
-        if self.by_lines:
-            return place % int32(self.lines), place // int32(self.lines)
-        return place // int32(self.pieces), place % int32(self.pieces)
-
-    def _at(self, step: tirx.Expr, turn: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
-        """Return the column of the weight, and the number of the piece in it."""
-        kernel = self.kernel
-        line, piece = self._place(turn)
-        column = kernel.first_column + int64(column_of(line, kernel.tile.run))
-        if not is_multiple(kernel.product.columns, kernel.tile.plan.block_n):
-            column = tirx.min(column, int64(kernel.product.columns - 1))
-        return column, kernel.first_k // int64(PIECE) + int64(step * int32(self.pieces) + piece)

@@ -15,7 +15,6 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from ...tvm_ir import T
-from .dequantised import DequantisedTile
 from .fragments import copy_async, load_matrices, local, multiply, ptx, round_registers, scratch
 from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64, is_multiple, uint32
@@ -72,8 +71,6 @@ class MmaKernel:
         self.a = local("a", 2 * self.tiles_m * 4, "uint32")
         self.b = local("b", 2 * tile.parts * self.tiles_n * 2, "uint32")
         self.weights = weights_of(self)
-        parts = range(tile.parts if product.weight_is_computed else 0)
-        self.dequantised = [DequantisedTile(self, part) for part in parts]
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
@@ -123,15 +120,8 @@ class MmaKernel:
 
     def _copy_first(self, count: int) -> None:
         """Begin to copy what so many steps need."""
-        for weight in self.dequantised:
-            weight.load(int32(0))
-        steps = min(count, self.steps)
-        if self.dequantised:  # as a loop: there is much to a step
-            with T.serial(int32(steps)) as step:
-                self._copy(step)
-                T.evaluate(ptx["cp.async.commit_group"]())
-        for index in range(steps if self.dequantised else 0, count):
-            if index < steps:
+        for index in range(count):
+            if index < self.steps:
                 self._copy(int32(index))
             T.evaluate(ptx["cp.async.commit_group"]())
 
@@ -183,10 +173,7 @@ class MmaKernel:
             lambda line, piece: line * int32(pieces) + swizzled(line, piece, pieces),
             x,
         )
-        for computed in self.dequantised:
-            computed.put(step)
-            computed.load(tirx.min(step + int32(1), int32(self.steps - 1)))
-        for part in range(0 if self.dequantised else tile.parts):
+        for part in range(tile.parts):
 
             def weight(
                 line: tirx.Expr, element: tirx.Expr, part: int = part

@@ -108,7 +108,7 @@ def few_rows_plans(work: NormMatmul, dev: DeviceSpec) -> list[tuple[int | None, 
     """Return plans for up to `MOST_ROWS` rows, by the last row of each."""
     rows = work.rows
     if isinstance(rows, int):
-        return [(None, _few_rows_plan(work, rows, dev))] if rows <= MOST_ROWS else []
+        return [(None, _few_rows_plan(work, min(rows, MOST_ROWS), dev))]
     return [(last, _few_rows_plan(work, last, dev)) for last in FEW_ROWS]
 
 
