@@ -174,7 +174,8 @@ def test_rewrite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_pass_has_a_rewrite() -> None:
-    found = re.compile(r'module_pass\(opt_level=0, name="(\w+)"')
-    names = {n for p in PACKAGE.rglob("*.py") for n in found.findall(p.read_text())}
+    found = re.compile(r'@module_pass\nclass (\w+)|module_pass\(opt_level=0, name="(\w+)"')
+    texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    names = {one or other for text in texts for one, other in found.findall(text)}
     assert names | {*PATTERNS} == {*PASSES, *OTHERS}
     assert {path.name.partition(".")[0] for path in MODULES.iterdir()} == {*PASSES}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
@@ -14,10 +13,10 @@ from ..matching.effects import Memory, Places, reads_of
 from ..matching.expressions import found_in, variables_of
 from ..matching.pattern import is_call
 from ..tvm_ir import TensorLoad, TensorRegion, structural_equal, structural_map
-from .modules import rewritten
+from .modules import module_pass, rewritten
 
 
-@tvm.transform.module_pass(opt_level=0, name="AddInPlace")
+@module_pass
 class AddInPlace:
     """Store the result of a kernel where an operand was, as the residual that a matmul adds.
 
@@ -34,10 +33,9 @@ class AddInPlace:
         store an element twice; the target is a GPU, whose kernels may ask for operands ahead.
     """
 
-    def __init__(self, target: Target):
-        self.target = target
+    target: Target
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function of `mod`; kernels that nothing calls any more go."""
         if is_gpu(self.target):
             return mod
