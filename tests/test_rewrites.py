@@ -132,7 +132,7 @@ OTHERS += ("EmbedTritonKernels", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
 OTHERS += ("CompileAhead", "RecordGraph", "RecordWork", "RecordKernels", "RecordSources")
 OTHERS += ("RecordMemory", "RecordTVMMemory", "LayOutWeights", "AddInPlace", "ReadMoved")
-OTHERS += ("AppendInAttention", "TakePositionsOfBatch", "NumberFirstExperts")
+OTHERS += ("AppendInAttention", "TakePositionsOfBatch", "NumberFirstExperts", "ReadExperts")
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
 of fused functions, CUDA sources, launches and MLC-LLM, whose rewrites have tests of their own."""
 

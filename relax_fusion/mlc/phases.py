@@ -29,6 +29,7 @@ from ..pipeline import (
 )
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
+from .experts import ReadExperts
 from .package import LIBRARIES, NAME, available, check_shards, load, options
 from .repairs import LiftWorkspaces, NumberFirstExperts, RunThreadsInTurn, TakePositionsOfBatch
 
@@ -113,6 +114,7 @@ def phase0_annotate(given: Given, options: PipelineOptions) -> list[Pass]:
     return [
         RefuseLowered(),
         TakePositionsOfBatch(),
+        ReadExperts(options),
         NumberFirstExperts(),
         mlc.DispatchKVCacheCreation(target, given.flashinfer, metadata),
         *([] if is_gpu(target) else [ReadSingleElements(), RunThreadsInTurn()]),

@@ -50,6 +50,8 @@ OF_PHI |= {"original_max_position_embeddings": llama.CONTEXT // 2}
 # MLC-LLM has no soft cap of scores, and scales them by the size of a head
 OF_GEMMA = {"attn_logit_softcapping": None, "query_pre_attn_scalar": llama.HEAD_DIM}
 TIED = {"tie_word_embeddings": True}
+OF_QWEN_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+OF_QWEN_MOE |= {"norm_topk_prob": True, "decoder_sparse_step": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": OF_GPT | TIED,
     "gpt_bigcode": OF_GPT | {"multi_query": True, "activation_function": "gelu"},
@@ -58,6 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": SIZES | OF_GEMMA | TIED,
     "phi3": SIZES | OF_PHI,
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": SIZES | OF_QWEN_MOE,
     "gpt_neox": SIZES | {"rotary_pct": 0.25},
     "starcoder2": SIZES | TIED,
 }

@@ -22,6 +22,7 @@ from tvm.ir.transform import Pass
 from tvm.target import Target
 
 from relax_fusion import Report, make_target
+from relax_fusion.mlc.experts import ReadExperts
 from relax_fusion.mlc.repairs import TakePositionsOfBatch
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import (
@@ -42,6 +43,7 @@ CPU = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", 
 TARGETS = {"h200": make_target("h200"), "llvm": CPU}
 FUNCTIONS = ("batch_decode", "batch_prefill")
 MOST = {"llama3_1_8b": 5, "llama2_7b": 5, "gpt2": 5, "gemma2_2b": 7, "qwen2_0_5b": 5, "phi-3_5": 5}
+MOST |= {"Mixtral-8x7B-v0.1": 8}
 """Launches a layer that are not to be exceeded in 16 bits, with attention's."""
 
 
@@ -80,7 +82,7 @@ def fused(case: Case, *first: Pass) -> tuple[ir.IRModule, Report]:
     phases = (phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, count_launches)
     passes = [p for phase in phases for p in phase(options) if p.info.name != "FoldConstants"]
     with target:
-        mod = tvm.transform.Sequential([*first, *passes])(
+        mod = tvm.transform.Sequential([*first, ReadExperts(options), *passes])(
             mlc_models.load(case.model, case.function)
         )
     return mod, report
