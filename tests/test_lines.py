@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 91_759, 547
+LIBRARY = 92_212, 549
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 69_672
+TESTS = 69_843
 """The most lines of Python in ``tests/``."""
 
 
