@@ -18,20 +18,11 @@ from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import Workspace
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
+from . import launches
 from .cuda import cuda_steps
 from .kernels.gemv import gemv
 from .kernels.matmul_pointer import matmul_pointer
 from .kernels.row_norm import row_norm
-from .launches import (
-    NOTHING_FIXED,
-    AnyStep,
-    Contraction,
-    FixedWeights,
-    Step,
-    ceil_div,
-    forms_of,
-    tensors_of,
-)
 from .operands import Operands, Product, given_or, read_operands
 
 SWAP_COLUMNS = 64
@@ -50,8 +41,8 @@ def contraction_steps(
     most_rows: int | None,
     dev: DeviceSpec,
     workspaces: dict[str, Workspace],
-    fixed: FixedWeights = NOTHING_FIXED,
-) -> list[AnyStep]:
+    fixed: launches.FixedWeights = launches.NOTHING_FIXED,
+) -> list[launches.AnyStep]:
     """Return the launches that compute `work`, in order.
 
     `inputs` are in the order of ``work.graph``, and `fixed` tells which of them no kernel writes;
@@ -61,7 +52,7 @@ def contraction_steps(
     found = read_operands(work, inputs)
     rows = found.x.ty.shape.values[0]
     rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
-    c = Contraction(work, plan, rows, most_rows, dev, workspaces, fixed)
+    c = launches.Contraction(work, plan, rows, most_rows, dev, workspaces, fixed)
     if work.norm is None or norm_inside(work, plan):
         norm = work.norm
         return [s for p in found.launches for s in _matmul(c, p, found.x, found, norm)]
@@ -71,7 +62,7 @@ def contraction_steps(
     return [_row_norm(c, work.norm, found, y), *rest]
 
 
-def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
+def _row_norm(c: launches.Contraction, norm: Norm, found: Operands, y: Any) -> launches.Step:
     """Return the launch that normalises every row."""
     width = c.work.k
     rows, warps = next(tile for most, *tile in NORM_TILES if most is None or width <= most)
@@ -102,13 +93,13 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         constants["EACH"] = norm.each
     if norm.first is not None:
         constants |= {"FIRST_EPS": norm.first.eps, "FIRST_OFFSET": norm.first.unit_offset}
-    grid = (ceil_div(c.rows, rows),)
-    return Step(row_norm, grid, args, constants, c.options(num_warps=warps, num_stages=3))
+    grid = (launches.ceil_div(c.rows, rows),)
+    return launches.Step(row_norm, grid, args, constants, c.options(num_warps=warps, num_stages=3))
 
 
 def _matmul(
-    c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
-) -> Iterator[AnyStep]:
+    c: launches.Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
+) -> Iterator[launches.AnyStep]:
     """Yield the launches of products of x, which `norm` inside normalises."""
     family = c.plan.family
     if family == "gemv":
@@ -122,25 +113,25 @@ def _matmul(
 
 
 def _gemv(
-    c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
-) -> Step:
+    c: launches.Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
+) -> launches.Step:
     args = {
         "x_ptr": x,
         "gamma_ptr": found.gamma if norm else None,
         "beta_ptr": found.beta if norm else None,
         "M": c.m,
         "eps": float(norm.eps) if norm else 0.0,
-        **tensors_of(p.tensors() for p in products),
+        **launches.tensors_of(p.tensors() for p in products),
     }
     beta = bool(norm and norm.beta)
     constants = c.constants(early=c.early(products, x), has_beta=beta, **_norm(norm))
-    forms, tiles = forms_of(products, c.plan.block_n)
-    return Step(gemv, (tiles, c.rows), args, {**forms, "C": constants}, c.options())
+    forms, tiles = launches.forms_of(products, c.plan.block_n)
+    return launches.Step(gemv, (tiles, c.rows), args, {**forms, "C": constants}, c.options())
 
 
 def _pointer(
-    c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
-) -> Iterator[Step]:
+    c: launches.Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
+) -> Iterator[launches.Step]:
     plan, split = c.plan, c.plan.split_k > 1
     eps = float(norm.eps) if norm else 0.0
     args = {
@@ -148,12 +139,12 @@ def _pointer(
         "gamma_ptr": found.gamma if norm else None,
         "M": c.m,
         "eps": eps,
-        **tensors_of(p.tensors(c.parts(p) if split else None) for p in products),
+        **launches.tensors_of(p.tensors(c.parts(p) if split else None) for p in products),
     }
     constants = c.constants(swap=plan.block_n <= SWAP_COLUMNS, **_norm(norm))
-    forms, tiles = forms_of(products, plan.block_n)
-    grid = (ceil_div(c.rows, plan.block_m) * tiles, plan.split_k)
-    yield Step(matmul_pointer, grid, args, {**forms, "C": constants}, c.options())
+    forms, tiles = launches.forms_of(products, plan.block_n)
+    grid = (launches.ceil_div(c.rows, plan.block_m) * tiles, plan.split_k)
+    yield launches.Step(matmul_pointer, grid, args, {**forms, "C": constants}, c.options())
     if split:
         yield c.split_reduce(products, constants.norm, eps)
 

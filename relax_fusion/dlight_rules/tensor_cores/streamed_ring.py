@@ -7,15 +7,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from ...estimator.families.few_rows import streamed
 from ...estimator.families.few_rows.packed import PackedPlan
-from ...estimator.families.few_rows.streamed import (
-    CHUNK,
-    GROUP,
-    LINE_BYTES,
-    SCALE_BYTES,
-    STAGE_BYTES,
-    Streamed,
-)
 from ...estimator.families.few_rows.tiles import MEMBERS, MMA_COLUMNS
 from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import substitute
@@ -29,7 +22,7 @@ from .tile import Product, fill_a_tile, int32, int64, last_tile, tiles_of, uint3
 HINT = ".L2::256B"
 """A copy tells L2 of the 256 bytes around it, as in `dequantised_rows`."""
 
-PIECES = LINE_BYTES // PIECE_BYTES
+PIECES = streamed.LINE_BYTES // PIECE_BYTES
 """A column has so many pieces of words in a chunk."""
 
 QUADS = LANES // MEMBERS
@@ -54,14 +47,16 @@ class StreamedRing:
         self.plan, self.product, self.place = plan, product, place
         block, self.blocks = grid
         self.tile = tile_columns(product)
-        memory = Streamed(product.depth, plan.num_warps, plan.num_stages)
+        memory = streamed.Streamed(product.depth, plan.num_warps, plan.num_stages)
         self.units = memory.units
-        self.neighbours = [product.neighbours(part, GROUP) for part in range(product.parts)]
+        self.neighbours = [
+            product.neighbours(part, streamed.GROUP) for part in range(product.parts)
+        ]
         self.words = scratch("words", 2 * MEMBERS, "uint32", "local")
         self.scales = scratch("scale_words", 2, "uint32", "local")
         # Where the ring begins, and the slot that is next
         self.at = scratch("ring", 2, "uint32", "local")
-        own = place.warp * int32(plan.num_stages * STAGE_BYTES) + int32(memory.ring)
+        own = place.warp * int32(plan.num_stages * streamed.STAGE_BYTES) + int32(memory.ring)
         T.buffer_store(self.at, base + own.astype("uint32"), [0])
         T.buffer_store(self.at, self.at[0], [1])
         # Of the next copies the tile, and the chunk of it
@@ -76,8 +71,8 @@ class StreamedRing:
             self._copy_words()
             self._copy_scales()
         T.evaluate(ptx["cp.async.commit_group"]())
-        following = slot + uint32(STAGE_BYTES)
-        end = ring + uint32(self.plan.num_stages * STAGE_BYTES)
+        following = slot + uint32(streamed.STAGE_BYTES)
+        end = ring + uint32(self.plan.num_stages * streamed.STAGE_BYTES)
         T.buffer_store(self.at, tirx.Select(following == end, ring, following), [1])
         T.buffer_store(asked, asked[1] + int32(1), [1])
         with T.If(asked[1] == int32(self.units)), T.Then():
@@ -88,18 +83,18 @@ class StreamedRing:
         """Copy words: neighbouring lanes copy neighbouring pieces of two columns."""
         lines = LANES // PIECES
         line, piece = self.place.lane // int32(PIECES), self.place.lane % int32(PIECES)
-        to = line * int32(LINE_BYTES) + _moved(piece, line) * int32(PIECE_BYTES)
+        to = line * int32(streamed.LINE_BYTES) + _moved(piece, line) * int32(PIECE_BYTES)
         for first in range(0, MMA_COLUMNS, lines):
-            at = self.at[1] + (to + int32(first * LINE_BYTES)).astype("uint32")
+            at = self.at[1] + (to + int32(first * streamed.LINE_BYTES)).astype("uint32")
             part, column = divmod(first, self.tile)
             self._copy(part, "uint32", at, int32(column) + line, piece)
 
     def _copy_scales(self) -> None:
         """Copy scales: a lane has a piece, of half of a column's."""
-        each = SCALE_BYTES // PIECE_BYTES
+        each = streamed.SCALE_BYTES // PIECE_BYTES
         line, piece = self.place.lane // int32(each), self.place.lane % int32(each)
-        at = line * int32(SCALE_BYTES) + _moved_scales(piece, line) * int32(PIECE_BYTES)
-        at = self.at[1] + (at + int32(MMA_COLUMNS * LINE_BYTES)).astype("uint32")
+        at = line * int32(streamed.SCALE_BYTES) + _moved_scales(piece, line) * int32(PIECE_BYTES)
+        at = self.at[1] + (at + int32(MMA_COLUMNS * streamed.LINE_BYTES)).astype("uint32")
         piece = piece * int32(PIECES // each)
         if self.product.parts == 1:
             self._copy(0, self.product.dtype, at, line, piece)
@@ -119,8 +114,8 @@ class StreamedRing:
         chunk = self.place.warp * int32(self.units) + self.asked[1]
         group = chunk * int32(PIECES) + piece
         inside = []
-        if self.product.depth % (CHUNK * self.plan.num_warps):
-            inside = [group < int32(self.product.depth // GROUP)]
+        if self.product.depth % (streamed.CHUNK * self.plan.num_warps):
+            inside = [group < int32(self.product.depth // streamed.GROUP)]
         source = _source(self.neighbours[part], dtype, column, int64(group))
         copy_async(at, source, PIECE_BYTES, inside, HINT)
 
@@ -129,16 +124,16 @@ class StreamedRing:
         place, slot = self.place, self.at[1]
         step = pair * int32(2) + int32(half)
         at = _moved(step * int32(MEMBERS) + place.member, place.quad) * int32(PIECE_BYTES)
-        at = slot + (place.quad * int32(LINE_BYTES) + at).astype("uint32")
+        at = slot + (place.quad * int32(streamed.LINE_BYTES) + at).astype("uint32")
         for second in range(2):
             words = [self.words[second * MEMBERS + i] for i in range(MEMBERS)]
-            there = ptx.addr(at, second * QUADS * LINE_BYTES)
+            there = ptx.addr(at, second * QUADS * streamed.LINE_BYTES)
             T.evaluate(ptx["ld.shared.v4.b32"](*words, there))
         at = _moved_scales(pair, place.quad) * int32(PIECE_BYTES) + self.columns() * int32(4)
-        at = at + int32(MMA_COLUMNS * LINE_BYTES + half * PIECE_BYTES // 2)
-        at = at + place.quad * int32(SCALE_BYTES)
+        at = at + int32(MMA_COLUMNS * streamed.LINE_BYTES + half * PIECE_BYTES // 2)
+        at = at + place.quad * int32(streamed.SCALE_BYTES)
         for second in range(2):
-            there = ptx.addr(slot + at.astype("uint32"), second * QUADS * SCALE_BYTES)
+            there = ptx.addr(slot + at.astype("uint32"), second * QUADS * streamed.SCALE_BYTES)
             T.evaluate(ptx["ld.shared.b32"](self.scales[second], there))
 
     def columns(self) -> tirx.Expr:

@@ -22,16 +22,7 @@ from ..limits import core_limits, one_stage
 from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing, powers
 from ..shape import Problem, Size, attention_qo_bytes, attention_size
 from ..tile_plan import TilePlan
-from .attention_tiles import (
-    FEW_ROWS,
-    ROW_VECTORS,
-    attention_width,
-    holds_features,
-    most_kv,
-    most_q,
-    visible_blocks,
-    visible_keys,
-)
+from . import attention_tiles
 from .cpu_tiles import OPERAND_REGISTERS
 
 FAMILY = "cpu_attention"
@@ -68,8 +59,8 @@ class CpuAttention(KernelFamily[Attention]):
         """Yield blocks of rows and keys in powers of two, in register tiles of whole vectors."""
         work = problem.work
         lanes = power_dividing(work.v_dim, problem.dev.vector_bytes // 4)
-        for block_m in powers(1, most_q(work, 128)):
-            for block_n in powers(16, most_kv(work, 256)):
+        for block_m in powers(1, attention_tiles.most_q(work, 128)):
+            for block_n in powers(16, attention_tiles.most_kv(work, 256)):
                 # Tall first: of equal prices, 4 rows x 2 vectors measured best (Zen 5).
                 for reg_m in reversed([*powers(1, min(block_m, 4))]):
                     for reg_n in powers(lanes, min(block_n, 4 * lanes)):
@@ -81,7 +72,7 @@ class CpuAttention(KernelFamily[Attention]):
         """Yield what a core has not, and what vectors do not divide."""
         work, dev = problem.work, problem.dev
         yield from one_stage(plan)
-        yield from holds_features(plan, work)
+        yield from attention_tiles.holds_features(plan, work)
         foot = _footprint(plan, work)
         yield from core_limits(foot, plan, dev)
         if foot.scratch_bytes > dev.l2_bytes:
@@ -102,12 +93,12 @@ class CpuAttention(KernelFamily[Attention]):
 def _footprint(plan: TilePlan, work: Attention) -> Footprint:
     """Return a register tile, and queries, keys or values (in turn), scores and results."""
     bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-    width = attention_width(plan)
+    width = attention_tiles.attention_width(plan)
     vectors = plan.reg_m * ceil_div(width, plan.lanes)
     registers = vectors + plan.reg_m + OPERAND_REGISTERS
     # In float32, beside the result so far
-    staged = bm * d + (0 if bm <= FEW_ROWS else bn * max(d, dv))
-    scratch_bytes = 4 * (staged + bm * bn + bm * dv + ROW_VECTORS * bm)
+    staged = bm * d + (0 if bm <= attention_tiles.FEW_ROWS else bn * max(d, dv))
+    scratch_bytes = 4 * (staged + bm * bn + bm * dv + attention_tiles.ROW_VECTORS * bm)
     return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
 
 
@@ -118,10 +109,12 @@ def _predict(plan: TilePlan, foot: Footprint, problem: Problem[Attention], of: S
     b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
     group = work.q_heads // work.kv_heads
     tasks = size.batch * work.kv_heads * ceil_div(size.q_len * group, plan.block_m)
-    mean_steps, most_steps = visible_blocks(work, plan, size, rows=max(1, plan.block_m // group))
+    mean_steps, most_steps = attention_tiles.visible_blocks(
+        work, plan, size, rows=max(1, plan.block_m // group)
+    )
     step = _attention_step(work, plan, dev)
     cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)
-    keys = visible_keys(work, size)
+    keys = attention_tiles.visible_keys(work, size)
     kv_bytes = size.batch * keys * (work.kv_heads * (d - work.shared) + work.shared) * b
     moved = attention_qo_bytes(work, size)
     kv_loads = tasks * mean_steps * plan.block_n * d * b
@@ -137,13 +130,13 @@ def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     Few rows take each score as a dot product, whose lanes are folded; others stage what they read.
     """
     scores, d = plan.block_m * plan.block_n, work.head_dim + work.v_dim
-    vectors = attention_width(plan) / plan.lanes
+    vectors = attention_tiles.attention_width(plan) / plan.lanes
     sums, loads = plan.reg_m * vectors, plan.reg_m + vectors
     tile = max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE, FMA_LATENCY_CYCLES)
     step = scores * d / plan.lanes * tile / sums + scores / plan.lanes * SOFTMAX_CYCLES_PER_VECTOR
     kept = work.v_dim / plan.lanes * RESCALE_CYCLES_PER_VECTOR
     step += plan.block_m * (kept + ROW_CYCLES)
-    if plan.block_m <= FEW_ROWS:
+    if plan.block_m <= attention_tiles.FEW_ROWS:
         return step + scores * math.log2(plan.lanes) * REDUCE_CYCLES_PER_LEVEL
     copied = work.v_dim / plan.lanes * COPY_CYCLES_PER_VECTOR
     return step + plan.block_n * (work.head_dim * STAGE_CYCLES + copied)

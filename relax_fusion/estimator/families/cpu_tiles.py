@@ -20,34 +20,17 @@ from itertools import islice
 from ...hardware import DeviceSpec
 from ...validation import Count
 from ...workload import INTEGER_DTYPES
-from ..cpu_cost import (
-    TILE_CYCLES,
-    UNPACK_CYCLES,
-    Tasks,
-    l2_cycles_per_byte,
-    matmul_on_cpu,
-    vectors_step,
-    whole_matmul,
-)
+from .. import cpu_cost
 from ..family import Offer
 from ..limits import core_limits, one_stage
 from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing
 from ..shape import MatmulShape, Size, rows_at
 from ..tile_plan import TilePlan
-from .cpu_dots import (
-    COUNTS,
-    GROUP_CYCLES_PER_VECTOR,
-    ROUNDED,
-    ROUNDED_SUMS,
-    dot_families,
-    refuses_sums,
-    why_no_dots,
-    why_no_rounding,
-)
+from . import cpu_dots
 from .matmuls import MAX_PADDING, CpuMatmul, MatmulProblem
 
 FAMILY, PANELS = "cpu_tiles", "panels"
-FAMILIES = FAMILY, PANELS, *COUNTS
+FAMILIES = FAMILY, PANELS, *cpu_dots.COUNTS
 """The names of the kernels: weights as they lie, packed, and packed by words of neighbours."""
 
 REG_M = (1, 2, 4, 8)
@@ -102,12 +85,12 @@ class CpuPlan(TilePlan):
     @property
     def packed(self) -> bool:
         """Whether tasks pack the weights that they read."""
-        return self.family in (PANELS, *COUNTS)
+        return self.family in (PANELS, *cpu_dots.COUNTS)
 
     @property
     def steps(self) -> int:
         """Elements of a part of a sum, or words of them."""
-        return self.block_k // COUNTS.get(self.family, 1)
+        return self.block_k // cpu_dots.COUNTS.get(self.family, 1)
 
 
 class CpuTiles(CpuMatmul):
@@ -118,7 +101,7 @@ class CpuTiles(CpuMatmul):
 
     def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse integers that no instruction adds up."""
-        return refuses_sums(problem.work, problem.dev)
+        return cpu_dots.refuses_sums(problem.work, problem.dev)
 
     def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of weights as they lie, then of packed ones."""
@@ -127,28 +110,32 @@ class CpuTiles(CpuMatmul):
         if not exact:
             yield from map(Offer, _as_they_lie(shape, dev))
             yield from map(Offer, _packed(shape, dev))
-        if why_no_rounding(problem.work, dev) is None:
+        if cpu_dots.why_no_rounding(problem.work, dev) is None:
             for plan in _packed(shape, dev):
-                if plan.reg_m * plan.reg_n * shape.parts <= ROUNDED_SUMS * plan.lanes:
-                    yield Offer(replace(plan, block_k=shape.k, family=ROUNDED))
-        fit = (f for f in dot_families(shape.dtype, dev) if why_no_dots(f, shape, dev) is None)
+                if plan.reg_m * plan.reg_n * shape.parts <= cpu_dots.ROUNDED_SUMS * plan.lanes:
+                    yield Offer(replace(plan, block_k=shape.k, family=cpu_dots.ROUNDED))
+        fit = (
+            f
+            for f in cpu_dots.dot_families(shape.dtype, dev)
+            if cpu_dots.why_no_dots(f, shape, dev) is None
+        )
         for family in islice(fit, 1):
-            depth = shape.k if exact else sum_length(shape.k, COUNTS[family])
+            depth = shape.k if exact else sum_length(shape.k, cpu_dots.COUNTS[family])
             for plan in _packed(shape, dev):
                 yield Offer(replace(plan, block_k=depth, family=family))
 
     def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
         """Yield what a core has not, and what vectors and panels do not divide."""
         own, shape, dev = CpuPlan.of(plan), problem.shape, problem.dev
-        if shape.dtype in INTEGER_DTYPES and plan.family not in COUNTS:
+        if shape.dtype in INTEGER_DTYPES and plan.family not in cpu_dots.COUNTS:
             yield f"dtype is {shape.dtype}, family {plan.family!r} adds up float32"
         if own.packed:
             yield from _panel_violations(own)
-            count = COUNTS.get(plan.family, 1)
-            if plan.family == ROUNDED:
-                why = why_no_rounding(problem.work, dev)
+            count = cpu_dots.COUNTS.get(plan.family, 1)
+            if plan.family == cpu_dots.ROUNDED:
+                why = cpu_dots.why_no_rounding(problem.work, dev)
             else:
-                why = why_no_dots(plan.family, shape, dev) if count > 1 else None
+                why = cpu_dots.why_no_dots(plan.family, shape, dev) if count > 1 else None
             if why is not None:
                 yield why
             elif plan.block_k % count:
@@ -242,7 +229,7 @@ def _footprint(plan: CpuPlan, shape: MatmulShape) -> Footprint:
 
 
 def _without_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size) -> Prediction:
-    return matmul_on_cpu(shape, plan, dev, rows_at(size))
+    return cpu_cost.matmul_on_cpu(shape, plan, dev, rows_at(size))
 
 
 def _with_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size) -> Prediction:
@@ -252,15 +239,15 @@ def _with_panels(plan: CpuPlan, shape: MatmulShape, dev: DeviceSpec, size: Size)
     tasks = sum(ceil_div(n, plan.reg_n) for n in shape.n_parts) * plan.split_m
     vectors = plan.reg_n // plan.lanes * shape.parts
     tile = _steps(shape, plan) * _panel_step(shape, plan, dev, vectors)
-    sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
+    sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + cpu_cost.TILE_CYCLES
     tile += shape.k // plan.block_k * sums
-    if plan.family == ROUNDED and shape.packed is not None:
+    if plan.family == cpu_dots.ROUNDED and shape.packed is not None:
         groups = shape.k // shape.packed.group
-        tile += groups * plan.reg_m * vectors * GROUP_CYCLES_PER_VECTOR / dev.fma_per_cycle
+        tile += groups * plan.reg_m * vectors * cpu_dots.GROUP_CYCLES_PER_VECTOR / dev.fma_per_cycle
     task = _pack_cycles(shape, plan, dev, vectors) + ceil_div(tiles, plan.split_m) * tile
     elements = plan.reg_m * _steps(shape, plan)
     copying = ceil_div(tiles, dev.sm_count) * elements * COPY_CYCLES_PER_ELEMENT
-    return whole_matmul(shape, dev, rows, Tasks(tasks, task, plan.lanes, copying))
+    return cpu_cost.whole_matmul(shape, dev, rows, cpu_cost.Tasks(tasks, task, plan.lanes, copying))
 
 
 def _steps(shape: MatmulShape, plan: CpuPlan) -> int:
@@ -329,8 +316,8 @@ def _panel_step(shape: MatmulShape, plan: CpuPlan, dev: DeviceSpec, vectors: int
     streamed = (plan.reg_m + vectors * plan.lanes) * 4
     panel, tile = (4 * _steps(shape, plan) * each for each in (vectors * plan.lanes, plan.reg_m))
     fits = panel + tile <= dev.l2_bytes
-    each = l2_cycles_per_byte(dev) if fits else dev.l3_cycles_per_byte
-    return vectors_step(plan.reg_m, vectors, streamed * each, dev)
+    each = cpu_cost.l2_cycles_per_byte(dev) if fits else dev.l3_cycles_per_byte
+    return cpu_cost.vectors_step(plan.reg_m, vectors, streamed * each, dev)
 
 
 def _pack_cycles(shape: MatmulShape, plan: CpuPlan, dev: DeviceSpec, vectors: int) -> float:
@@ -339,6 +326,6 @@ def _pack_cycles(shape: MatmulShape, plan: CpuPlan, dev: DeviceSpec, vectors: in
     read = plan.reg_n * shape.parts * shape.in_bytes * dev.l3_cycles_per_byte
     if shape.unpacked_bytes:  # of shuffled words there are few; elements are unpacked and scaled
         part = shape.weight_bytes / shape.unpacked_bytes
-        shuffles, read = shuffles * part + UNPACK_CYCLES + 1, read * part
+        shuffles, read = shuffles * part + cpu_cost.UNPACK_CYCLES + 1, read * part
     copied = vectors * (COPY_CYCLES_PER_VECTOR + shuffles)
     return _steps(shape, plan) * copied + shape.k * read

@@ -12,19 +12,8 @@ from ..limits import GRID_YZ, VECTOR_LOAD_BYTES, grid_limits, one_stage
 from ..prediction import Footprint, ceil_div, power_dividing, powers
 from ..shape import MatmulShape
 from ..tile_plan import TilePlan
+from . import matmuls
 from .few_rows import tiles as few_rows
-from .matmuls import (
-    DOT_PRODUCTS,
-    THREAD_OVERHEAD_REGISTERS,
-    Columns,
-    GpuMatmul,
-    MatmulProblem,
-    Tile,
-    TilePrice,
-    columns_fit,
-    matmul_limits,
-    refuses_scattered,
-)
 from .tensor_cores import tiles as mma
 
 COLUMNS = (1, 2, 4)
@@ -53,22 +42,22 @@ all lengths wait as long).  Blocks of each wave read anew: 25,000 of two columns
 12,600 of four took 45."""
 
 
-class DotProducts(GpuMatmul):
+class DotProducts(matmuls.GpuMatmul):
     """Norm, matmul or gated projections of a row at a time, k contiguous in the weights."""
 
-    names = (DOT_PRODUCTS,)
+    names = (matmuls.DOT_PRODUCTS,)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = OWN_BASELINE_ERROR
     fallback = True
     breaks = Breaks((1, 16))
 
-    def refuses(self, problem: MatmulProblem) -> str | None:
+    def refuses(self, problem: matmuls.MatmulProblem) -> str | None:
         """Refuse integers where tensor cores do not multiply them, and words across k."""
         is_integer = problem.work.dtype in INTEGER_DTYPES
         missing = mma.unsupported(problem.shape, problem.dev) if is_integer else None
-        return refuses_scattered(problem) or missing
+        return matmuls.refuses_scattered(problem) or missing
 
-    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+    def plans(self, problem: matmuls.MatmulProblem) -> Iterator[Offer]:
         """Yield groups of whole warps, each with some columns.
 
         Many rows are left to tensor cores: dot products read all weights once a row.
@@ -82,7 +71,7 @@ class DotProducts(GpuMatmul):
             for along_k in powers(dev.warp_size, threads):
                 for reg_n in COLUMNS:
                     block_n = threads // along_k * reg_n
-                    if not columns_fit(shape, block_n):
+                    if not matmuls.columns_fit(shape, block_n):
                         continue
                     for step in STEPS:
                         block_k = along_k * lanes * step
@@ -92,29 +81,31 @@ class DotProducts(GpuMatmul):
                                 reg_n=reg_n,
                                 lanes=lanes,
                                 num_warps=threads // dev.warp_size,
-                                family=DOT_PRODUCTS,
+                                family=matmuls.DOT_PRODUCTS,
                             )
                             yield Offer(plan, last=last, most=GRID_YZ)
 
-    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> Iterator[str]:
         """Yield what a block has not, and which groups of threads do not divide k."""
         shape = problem.shape
         yield from one_stage(plan)
         if plan.block_m != 1:
-            yield f"block_m is {plan.block_m}, family {DOT_PRODUCTS!r} takes 1 row"
+            yield f"block_m is {plan.block_m}, family {matmuls.DOT_PRODUCTS!r} takes 1 row"
         if shape.layouts != {"nk"}:
-            yield f"family {DOT_PRODUCTS!r} takes weights [n, k], some are [k, n]"
+            yield f"family {matmuls.DOT_PRODUCTS!r} takes weights [n, k], some are [k, n]"
         foot = _footprint(plan, shape, problem.dev)
-        yield from matmul_limits(foot, plan, problem, is_static=True)
+        yield from matmuls.matmul_limits(foot, plan, problem, is_static=True)
         yield from _groups(plan, shape.k, problem.dev)
         yield from grid_limits({"the rows": problem.most or 0})
 
-    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+    def price(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> matmuls.TilePrice:
         """Price each row's way through all weights; of packed ones, blocks normalise once."""
         shape, dev = problem.shape, problem.dev
         foot, once = _footprint(plan, shape, dev), shape.has_norm and shape.unpacked_bytes > 0
         rates = RATES._replace(start_s=RATES.start_s + once * NORM_WAIT / dev.clock_hz)
-        return TilePrice(dev, foot, _tile(plan, shape, foot, dev), rates, Columns.of(shape))
+        return matmuls.TilePrice(
+            dev, foot, _tile(plan, shape, foot, dev), rates, matmuls.Columns.of(shape)
+        )
 
 
 def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint:
@@ -127,12 +118,12 @@ def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint
     staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k, dev)
     return Footprint(
         smem_bytes=(shape.k + STATISTICS) * 4 if staged else 0,
-        registers_per_thread=columns + held + THREAD_OVERHEAD_REGISTERS,
+        registers_per_thread=columns + held + matmuls.THREAD_OVERHEAD_REGISTERS,
         threads=threads,
     )
 
 
-def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> Tile:
+def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> matmuls.Tile:
     """Return what a plan asks for."""
     weights = plan.block_k * plan.block_n * shape.parts
     issued = weights * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
@@ -141,7 +132,7 @@ def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) 
     reads = shape.normed_first + {"": 0, "layer": 2}.get(shape.norm, 1)
     anew = reads * (shape.unpacked_bytes == 0)
     norm = anew * NORM_READ * plan.block_k / foot.threads  # the part of a step along k
-    return Tile(
+    return matmuls.Tile(
         rows=1,
         columns=plan.block_n,
         blocks=1,

@@ -9,28 +9,13 @@ from typing import Any
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, Attention
+from .. import gpu_cost
 from ..family import KernelFamily, Launches, Offer
-from ..gpu_cost import (
-    L2_SHARE,
-    MEMORY_LATENCY_S,
-    SFU_PER_CLOCK,
-    SOFTMAX_FLOPS_PER_SCORE,
-    resident_blocks,
-)
 from ..limits import block_limits, grid_limits, one_stage, vector_loads
 from ..prediction import Footprint, Step, ceil_div, powers
 from ..shape import Problem, Size, attention_qo_bytes, attention_size
 from ..tile_plan import TilePlan
-from .attention_tiles import (
-    ROW_VECTORS,
-    attention_width,
-    head_extents,
-    holds_features,
-    most_kv,
-    most_q,
-    visible_blocks,
-    visible_keys,
-)
+from . import attention_tiles
 from .fma_tiles import latency_hidden, load_rounds, simt_clocks
 from .matmuls import THREAD_OVERHEAD_REGISTERS
 
@@ -56,8 +41,8 @@ class FmaAttention(KernelFamily[Attention]):
     def plans(self, problem: Problem[Attention]) -> Iterator[Offer]:
         """Yield tiles whose register tiles keep at least half of the threads busy."""
         work = problem.work
-        for block_m in powers(1, most_q(work, 128)):
-            for block_n in powers(16, most_kv(work, 256)):
+        for block_m in powers(1, attention_tiles.most_q(work, 128)):
+            for block_n in powers(16, attention_tiles.most_kv(work, 256)):
                 for num_warps in (1, 2, 4, 8):
                     for reg_m, reg_n in FMA_TILES:
                         tiles = block_m * block_n // (reg_m * reg_n)
@@ -75,10 +60,10 @@ class FmaAttention(KernelFamily[Attention]):
         """Yield what a block has not; shared memory is declared statically."""
         work = problem.work
         yield from one_stage(plan)
-        yield from holds_features(plan, work)
+        yield from attention_tiles.holds_features(plan, work)
         foot = _footprint(plan, work, problem.dev)
         yield from block_limits(foot, plan, problem, is_static=True)
-        yield from vector_loads(plan, work.dtype, head_extents(work))
+        yield from vector_loads(plan, work.dtype, attention_tiles.head_extents(work))
         yield from grid_limits({"the heads": work.q_heads})  # queries lie along the first dimension
 
     def price(self, plan: TilePlan, problem: Problem[Attention]) -> Launches:
@@ -90,10 +75,10 @@ class FmaAttention(KernelFamily[Attention]):
 def _footprint(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
     """Return the tiles of queries, of keys or values (in turn), of scores, and row vectors."""
     bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-    width = attention_width(plan)
+    width = attention_tiles.attention_width(plan)
     threads = max(plan.num_warps, 1) * dev.warp_size
     # A row of scores is one longer than its keys, against bank conflicts.
-    scores = 4 * (bm * (bn + 1) + ROW_VECTORS * bm)
+    scores = 4 * (bm * (bn + 1) + attention_tiles.ROW_VECTORS * bm)
     smem = (bm * d + bn * max(d, dv)) * DTYPE_BYTES[work.dtype] + scores
     tile = plan.reg_m * math.gcd(dv, width)
     kept = ceil_div(bm * dv // tile, threads) * tile
@@ -111,21 +96,23 @@ def _steps(
     group = work.q_heads // work.kv_heads  # whose rows share tiles
     tiles_m = ceil_div(size.q_len * group, plan.block_m)
     blocks = size.batch * work.kv_heads * tiles_m
-    mean_steps, most_steps = visible_blocks(work, plan, size, max(1, plan.block_m // group))
+    mean_steps, most_steps = attention_tiles.visible_blocks(
+        work, plan, size, max(1, plan.block_m // group)
+    )
     scores = plan.block_m * plan.block_n
     # The matrix units, the exponentials and the rest of the softmax take turns within a block.
     step_s = _attention_products_s(work, plan, foot, dev, blocks)
-    step_s += scores / (SFU_PER_CLOCK * dev.clock_hz)
-    step_s += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
-    keys = visible_keys(work, size)
+    step_s += scores / (gpu_cost.SFU_PER_CLOCK * dev.clock_hz)
+    step_s += scores * gpu_cost.SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
+    keys = attention_tiles.visible_keys(work, size)
     kv_bytes = size.batch * work.kv_heads * keys * d * b
     qo_bytes = attention_qo_bytes(work, size)
     kv_loads = blocks * mean_steps * plan.block_n * d * b
     # Blocks of one wave share the keys of as many heads as the wave covers.
-    slots = dev.sm_count * resident_blocks(foot, dev)
+    slots = dev.sm_count * gpu_cost.resident_blocks(foot, dev)
     heads = min(size.batch * work.kv_heads, ceil_div(slots, tiles_m))
     wave_kv = heads * keys * d * b
-    miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / max(wave_kv, 1))
+    miss = max(0.0, 1 - dev.l2_bytes * gpu_cost.L2_SHARE / max(wave_kv, 1))
     # Keys and values are staged one after the other
     rounds = max(load_rounds(foot, plan.block_n * d * b), 2)
     yield Step(
@@ -133,7 +120,7 @@ def _steps(
         foot=foot,
         block_s=step_s * mean_steps,
         longest_block_s=step_s * most_steps,
-        chain_s=(most_steps * rounds / plan.num_stages + 2) * MEMORY_LATENCY_S,
+        chain_s=(most_steps * rounds / plan.num_stages + 2) * gpu_cost.MEMORY_LATENCY_S,
         dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
         l2_bytes=qo_bytes + kv_loads,
         flops=work.flops(**size._asdict()),
@@ -145,7 +132,7 @@ def _attention_products_s(
 ) -> float:
     """Return the seconds that a block takes for the two products of one key tile."""
     bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-    width = attention_width(plan)
+    width = attention_tiles.attention_width(plan)
     columns = math.gcd(bn, width), math.gcd(dv, width)
     seconds = 0.0
     for extent, column, depth in zip((bn, dv), columns, (d, bn), strict=True):

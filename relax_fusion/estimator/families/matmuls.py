@@ -11,19 +11,10 @@ import numpy as np
 from ...hardware import DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul, Packed
 from ...workload.formats import E2M1, EXPONENT
+from .. import prediction
 from ..family import OWN_BASELINE_ERROR, KernelFamily
 from ..gpu_cost import LEAST_S, Launch, Rates, Times, column, predicted, price, stacked, summed
 from ..limits import VECTOR_LOAD_BYTES, block_limits, tile_extents, vector_loads
-from ..prediction import (
-    DRAM_EFFICIENCY,
-    Footprint,
-    Prediction,
-    Price,
-    Seconds,
-    Wanted,
-    ceil_div,
-    power_dividing,
-)
 from ..shape import MatmulShape, Problem, Size, rows_at
 from ..tile_plan import TilePlan
 from .tensor_cores import tiles as mma
@@ -65,12 +56,12 @@ stored alone or in pairs (`2026-11-28-unaligned_rows.json`)."""
 
 def columns_fit(shape: MatmulShape, block_n: int) -> bool:
     """Tell whether `block_n` pads n by no more than `MAX_PADDING`, or is the least tile."""
-    padded = sum(ceil_div(n, block_n) * block_n for n in shape.n_parts)
+    padded = sum(prediction.ceil_div(n, block_n) * block_n for n in shape.n_parts)
     return block_n <= 32 or padded <= shape.n * (1 + MAX_PADDING)
 
 
 def matmul_limits(
-    foot: Footprint, plan: TilePlan, problem: MatmulProblem, *, is_static: bool = False
+    foot: prediction.Footprint, plan: TilePlan, problem: MatmulProblem, *, is_static: bool = False
 ) -> Iterator[str]:
     """Yield what a block has not, which loads do not fit, and what no kernel of TIR can do."""
     shape = problem.shape
@@ -192,9 +183,9 @@ def launch_of(
     tile: Tile, shape: MatmulShape, columns: Sequence[int], dev: DeviceSpec, rows: Any
 ) -> Launch:
     """Return the launch for weights of so many columns."""
-    row_tiles = ceil_div(rows, tile.rows)
-    blocks = row_tiles * sum(ceil_div(n, tile.columns) for n in columns) * tile.blocks
-    steps = ceil_div(shape.k, tile.depth)
+    row_tiles = prediction.ceil_div(rows, tile.rows)
+    blocks = row_tiles * sum(prediction.ceil_div(n, tile.columns) for n in columns) * tile.blocks
+    steps = prediction.ceil_div(shape.k, tile.depth)
     sums, results = sum(columns) * shape.parts, sum(columns) * (shape.parts if shape.rotated else 1)
     weights = sums * shape.k * np.where(tile.copied, shape.in_bytes, shape.stored_bytes)
     read = weights * (1 + tile.rereads * (row_tiles - 1)) * (1 + tile.reopened)
@@ -230,7 +221,7 @@ def launches(tile: Tile, rates: Rates, columns: Columns, dev: DeviceSpec, rows: 
     shape, each = columns
     found = summed([price(launch_of(tile, shape, some, dev, rows), rates, dev) for some in each])
     seconds = start_s(rates, columns, dev) + found.seconds
-    row_bytes, bandwidth = shape.side_row_bytes, dev.dram_bytes_per_s * DRAM_EFFICIENCY
+    row_bytes, bandwidth = shape.side_row_bytes, dev.dram_bytes_per_s * prediction.DRAM_EFFICIENCY
     if shape.has_norm:
         # x is read, and written for the matmul
         moved_s = rows * (shape.x_row_bytes + shape.k * shape.in_bytes) / bandwidth
@@ -256,23 +247,23 @@ def _unaligned_s(tile: Tile, shape: MatmulShape, dev: DeviceSpec) -> Any:
     """Return what the stores of a row of results take where it is no multiple of 16 bytes."""
     most = VECTOR_LOAD_BYTES // shape.out_bytes
     parts = (n for n in shape.n_parts if n * shape.out_bytes % 16)
-    stores = sum(n // power_dividing(n, most) for n in parts)
+    stores = sum(n // prediction.power_dividing(n, most) for n in parts)
     each = UNALIGNED_STORES_PER_CLOCK * dev.clock_hz * dev.sm_count
     return np.where(tile.aligned, 0.0, stores / each)
 
 
 @dataclass(frozen=True)
-class TilePrice(Price):
+class TilePrice(prediction.Price):
     """The price of a plan whose blocks have tiles, by what its launches ask for and reach."""
 
     dev: DeviceSpec
-    foot: Footprint
+    foot: prediction.Footprint
     tile: Tile
     rates: Rates
     columns: Columns
     early_s: float = 0.0
 
-    def at(self, size: Size) -> Prediction:
+    def at(self, size: Size) -> prediction.Prediction:
         """Return what the launches cost."""
         rows, shape = rows_at(size), self.columns.shape
         found = launches(self.tile, self.rates, self.columns, self.dev, rows)
@@ -281,7 +272,9 @@ class TilePrice(Price):
         return predicted(found, start, moved, shape.flops(rows))
 
     @staticmethod
-    def seconds(prices: Sequence[TilePrice], sizes: Sequence[Size], wanted: Wanted) -> Seconds:
+    def seconds(
+        prices: Sequence[TilePrice], sizes: Sequence[Size], wanted: prediction.Wanted
+    ) -> prediction.Seconds:
         """Return what `at` does, of all plans at all sizes."""
         tiles, rates = stacked([p.tile for p in prices]), stacked([p.rates for p in prices])
         rows, first = column([rows_at(size) for size in sizes]), prices[0]

@@ -14,14 +14,7 @@ from functools import partial
 
 from ...workload import GatedFFN, Packed
 from ...workload.dtypes import STORED_BYTES
-from ..cpu_cost import (
-    LOADS_PER_CYCLE,
-    STORED_LANES,
-    TILE_CYCLES,
-    UNPACK_CYCLES,
-    Tasks,
-    whole_matmul,
-)
+from .. import cpu_cost
 from ..family import Breaks, Offer
 from ..limits import core_limits, one_stage
 from ..prediction import Footprint, Formula, Prediction, ceil_div, power_dividing
@@ -185,13 +178,13 @@ def _predict(plan: TilePlan, foot: Footprint, problem: MatmulProblem, size: Size
     assert vectors is not None
     fields, columns = vectors.form.fields, plan.reg_n * shape.parts
     products = plan.reg_m * columns * (fields + 1)
-    unpacking = columns * (fields * UNPACK_CYCLES + SCALE_CYCLES)
+    unpacking = columns * (fields * cpu_cost.UNPACK_CYCLES + SCALE_CYCLES)
     loads = columns * 2 + plan.reg_m * fields
-    step = max((products + unpacking) / dev.fma_per_cycle, loads / LOADS_PER_CYCLE)
+    step = max((products + unpacking) / dev.fma_per_cycle, loads / cpu_cost.LOADS_PER_CYCLE)
     live = foot.registers_per_thread + plan.reg_m * columns
     step += max(0, live - dev.vector_registers) * SPILL_CYCLES
     sums = plan.reg_m * columns * plan.lanes * SUM_CYCLES_PER_LANE
-    tile = vectors.chunks * step + sums + TILE_CYCLES
+    tile = vectors.chunks * step + sums + cpu_cost.TILE_CYCLES
     in_page = min(plan.reg_n, PAGE_BYTES / (vectors.words * STORED_BYTES[vectors.form.word]))
     crowding = max(1.0, columns / COLUMNS, in_page / COLUMNS_OF_PAGE)
     read = shape.weight_bytes / shape.n * plan.reg_n * dev.l3_cycles_per_byte * crowding
@@ -199,5 +192,5 @@ def _predict(plan: TilePlan, foot: Footprint, problem: MatmulProblem, size: Size
     task = plan.block_n // plan.reg_n * (tall * tile + read)
     tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
     copying = ceil_div(tall, dev.sm_count) * plan.reg_m * shape.k * ORDER_CYCLES_PER_ELEMENT
-    lanes = min(plan.lanes, STORED_LANES)
-    return whole_matmul(shape, dev, rows, Tasks(tasks, task, lanes, copying))
+    lanes = min(plan.lanes, cpu_cost.STORED_LANES)
+    return cpu_cost.whole_matmul(shape, dev, rows, cpu_cost.Tasks(tasks, task, lanes, copying))

@@ -18,15 +18,7 @@ from ....tiling.space import Access, Step
 from ....workload import INTEGER_DTYPES
 from ....workload.graph import Graph
 from ....workload.roofline import is_contraction
-from ...cpu_cost import (
-    FMA_LATENCY_CYCLES,
-    SLOT_CYCLES,
-    TILE_CYCLES,
-    Traffic,
-    in_one_loop,
-    l2_cycles_per_byte,
-    vectors_step,
-)
+from ... import cpu_cost
 from ...prediction import HALF_DTYPES, Prediction, ceil_div
 
 FLOAT_BYTES = 4
@@ -124,7 +116,7 @@ class ChainPrice:
         sides = {step.out: sides_of(graph, self.space, step) for step in self.space.steps}
         self.sides = {out: each for out, each in sides.items() if each is not None}
         self.behind = self._behind()
-        self.l2_cycles_per_byte = l2_cycles_per_byte(dev)
+        self.l2_cycles_per_byte = cpu_cost.l2_cycles_per_byte(dev)
 
     def _behind(self) -> dict[str, str]:
         """Return the maps that are done in registers of a product, and what each reads of it."""
@@ -186,8 +178,8 @@ class ChainPrice:
         busiest += sum(panels[step] * self._copy_cycles(step) for step in panels) / (
             self.registers.lanes * self.dev.sm_count
         )
-        traffic = Traffic(busiest, distinct, 0.0, 1 + len(panels), blocks)
-        return in_one_loop(traffic, self.dev, flops, len(self.sides))
+        traffic = cpu_cost.Traffic(busiest, distinct, 0.0, 1 + len(panels), blocks)
+        return cpu_cost.in_one_loop(traffic, self.dev, flops, len(self.sides))
 
     def _panels(self, sizes: Mapping[str, int]) -> dict[Step, int]:
         """Return the elements of each weight that is packed."""
@@ -218,10 +210,12 @@ class ChainPrice:
         if step.out in self.behind:
             beside = [r for r in step.reads if r.tensor not in self.space.step]
             moved = sum(self._vectors(a.loops, sizes) for a in beside)
-            return SLOT_CYCLES * slots + MOVE_CYCLES * moved
+            return cpu_cost.SLOT_CYCLES * slots + MOVE_CYCLES * moved
         moved = sum(self._vectors(a.loops, sizes) for a in (step.makes, *step.reads))
-        waits = FMA_LATENCY_CYCLES * self._vectors(step.loops, sizes) if step.reduced else 0.0
-        return max(SLOT_CYCLES * slots + MOVE_CYCLES * moved, waits)
+        waits = (
+            cpu_cost.FMA_LATENCY_CYCLES * self._vectors(step.loops, sizes) if step.reduced else 0.0
+        )
+        return max(cpu_cost.SLOT_CYCLES * slots + MOVE_CYCLES * moved, waits)
 
     def _product(
         self, step: Step, sizes: Mapping[str, int], trips: Mapping[str, int]
@@ -235,8 +229,8 @@ class ChainPrice:
         tiles, vectors = panels * self._parts(row, rows, sizes), width // lanes
         depth, times = (prod(each[n] for n in step.reduced) for each in (sizes, trips))
         streamed = rows * FLOAT_BYTES * self.l2_cycles_per_byte if self._streams(step, row) else 0.0
-        yield tiles * depth * vectors_step(rows, vectors, streamed, self.dev)
-        yield tiles * times * (TILE_CYCLES + STORE_CYCLES * rows * vectors)
+        yield tiles * depth * cpu_cost.vectors_step(rows, vectors, streamed, self.dev)
+        yield tiles * times * (cpu_cost.TILE_CYCLES + STORE_CYCLES * rows * vectors)
         narrow = self._narrow_rows(step)
         if narrow is not None:
             again = prod(trips[n] for n in step.makes.loops if n not in narrow.loops)

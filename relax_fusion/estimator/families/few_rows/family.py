@@ -17,19 +17,8 @@ from ...gpu_cost import Rates, resident_blocks
 from ...prediction import Footprint, ceil_div
 from ...shape import MatmulShape, Problem
 from ...tile_plan import TilePlan
+from .. import matmuls
 from ..fma_tiles import FmaTiles
-from ..matmuls import (
-    Columns,
-    GpuMatmul,
-    MatmulProblem,
-    MatmulWork,
-    Tile,
-    TilePrice,
-    columns_fit,
-    matmul_limits,
-    packed_form,
-    refuses_scattered,
-)
 from .tiles import (
     CHUNK,
     COPY_LANES,
@@ -88,7 +77,7 @@ took 20 to 26 us longer (`2026-11-28-few_rows_decode.log`), of which not all is 
 other devices and chains were not timed."""
 
 
-class FewRows(GpuMatmul):
+class FewRows(matmuls.GpuMatmul):
     """Norm, matmul or gated projections of a few rows; all warps of a block have its columns."""
 
     names = (FAMILY,)
@@ -100,13 +89,13 @@ class FewRows(GpuMatmul):
 
     def takes(self, problem: Problem[Any]) -> bool:
         """Leave packed weights to `PackedRows`."""
-        return super().takes(problem) and packed_form(problem.work) is None
+        return super().takes(problem) and matmuls.packed_form(problem.work) is None
 
-    def refuses(self, problem: MatmulProblem) -> str | None:
+    def refuses(self, problem: matmuls.MatmulProblem) -> str | None:
         """Refuse dtypes and devices that its instructions are not for."""
-        return refuses_scattered(problem) or refuses_others(problem)
+        return matmuls.refuses_scattered(problem) or refuses_others(problem)
 
-    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+    def plans(self, problem: matmuls.MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of 8 and 16 rows, the reduction whole and in parts."""
         shape, rows = problem.shape, problem.work.rows
         most = rows if isinstance(rows, int) else MOST_ROWS
@@ -117,7 +106,7 @@ class FewRows(GpuMatmul):
         for block_m, block_n in product((MMA_ROWS, MOST_ROWS), sorted(widths)):
             if block_m >= 2 * max(most, MMA_ROWS):
                 continue
-            if block_n != unit and not columns_fit(shape, block_n):
+            if block_n != unit and not matmuls.columns_fit(shape, block_n):
                 continue
             inside = block_m == MMA_ROWS and _may_normalise(problem.work)
             for (warps, chunks, stages), reg_m in product(
@@ -136,7 +125,7 @@ class FewRows(GpuMatmul):
                 for split in _splits(whole, shape, problem.dev):
                     yield offered(replace(whole, split_k=split))
 
-    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> Iterator[str]:
         """Yield what its tiles, copies and clusters ask for, and what a block has not."""
         shape, family = problem.shape, f"family {FAMILY!r}"
         if plan.block_m not in (MMA_ROWS, MOST_ROWS):
@@ -153,13 +142,15 @@ class FewRows(GpuMatmul):
             yield f"num_stages is {plan.num_stages}, {family} needs 2"
         yield from _split_violations(plan, shape, problem.dev)
         yield from _copy_violations(shape)
-        yield from matmul_limits(_footprint(plan, shape, problem.dev), plan, problem)
+        yield from matmuls.matmul_limits(_footprint(plan, shape, problem.dev), plan, problem)
 
-    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+    def price(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> matmuls.TilePrice:
         """Price the launch, with that of a norm where blocks do not normalise."""
         shape, dev = problem.shape, problem.dev
         foot = _footprint(plan, shape, dev)
-        return TilePrice(dev, foot, _tile(plan, shape, foot, dev), RATES, Columns.of(shape))
+        return matmuls.TilePrice(
+            dev, foot, _tile(plan, shape, foot, dev), RATES, matmuls.Columns.of(shape)
+        )
 
 
 def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint:
@@ -177,11 +168,11 @@ def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint
     return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
 
-def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> Tile:
+def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> matmuls.Tile:
     """Return what a plan asks for."""
     columns = shape.parts * plan.block_n
     weight_bytes = columns * plan.block_k * shape.in_bytes
-    return Tile(
+    return matmuls.Tile(
         rows=plan.block_m,
         columns=plan.block_n,
         blocks=plan.split_k,
@@ -224,7 +215,7 @@ def _parts_of(plan: TilePlan, shape: MatmulShape) -> int:
     return ceil_div(shape.k, plan.block_k)
 
 
-def _may_normalise(work: MatmulWork) -> bool:
+def _may_normalise(work: matmuls.MatmulWork) -> bool:
     """Tell whether blocks may normalise: a kernel in front adds residuals and stores results."""
     return work.norm is not None and not (work.norm.residual or work.norm.returns_norm)
 

@@ -18,20 +18,9 @@ from ...limits import SYSTEM_SMEM_BYTES
 from ...prediction import HALF_DTYPES, Footprint, ceil_div
 from ...shape import Problem
 from ...tile_plan import TilePlan
+from .. import matmuls
 from ..dot_products import DotProducts
 from ..fma_tiles import FmaTiles
-from ..matmuls import (
-    Columns,
-    GpuMatmul,
-    MatmulProblem,
-    MatmulWork,
-    Tile,
-    TilePrice,
-    columns_fit,
-    matmul_limits,
-    packed_form,
-    refuses_scattered,
-)
 from . import streamed
 from .tiles import (
     MEMBERS,
@@ -91,7 +80,7 @@ class PackedPlan(TilePlan):
         return 1 if self.keeps_row else self.block_m
 
 
-class PackedRows(GpuMatmul):
+class PackedRows(matmuls.GpuMatmul):
     """Norm, matmul or gated projections of a few rows; threads unpack what they multiply."""
 
     names = (PACKED_FAMILY,)
@@ -104,18 +93,18 @@ class PackedRows(GpuMatmul):
 
     def takes(self, problem: Problem[Any]) -> bool:
         """Leave weights that are not packed to `FewRows`."""
-        return super().takes(problem) and packed_form(problem.work) is not None
+        return super().takes(problem) and matmuls.packed_form(problem.work) is not None
 
-    def refuses(self, problem: MatmulProblem) -> str | None:
+    def refuses(self, problem: matmuls.MatmulProblem) -> str | None:
         """Refuse formats, dtypes and devices that its instructions are not for."""
         work = problem.work
-        if (scattered := refuses_scattered(problem)) is not None:
+        if (scattered := matmuls.refuses_scattered(problem)) is not None:
             return scattered
         if work.k % PIECE and work.dtype in HALF_DTYPES:
             return f"k is {work.k}, family {PACKED_FAMILY!r} takes multiples of {PIECE}"
         return refuses_others(problem)
 
-    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+    def plans(self, problem: matmuls.MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of 8 and 16 rows."""
         shape, rows = problem.shape, problem.work.rows
         most = rows if isinstance(rows, int) else MOST_ROWS
@@ -129,7 +118,7 @@ class PackedRows(GpuMatmul):
             block_n, block_k = columns // shape.parts, MEMBERS * width(shape.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
                 continue
-            if block_n > MMA_COLUMNS and not columns_fit(shape, block_n):
+            if block_n > MMA_COLUMNS and not matmuls.columns_fit(shape, block_n):
                 continue
             if ahead * block_k > shape.k and (warps, ahead) != (BLOCK_WARPS[0], AHEAD[0]):
                 continue
@@ -146,7 +135,7 @@ class PackedRows(GpuMatmul):
             if block_m == MMA_ROWS and not own:
                 yield offered(replace(plan, keeps_row=True), last=1)
 
-    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> Iterator[str]:
         """Yield what its tiles ask for, and what a block has not."""
         own = PackedPlan.of(plan)
         family, chunk = f"family {PACKED_FAMILY!r}", MEMBERS * width(problem.work.k)
@@ -174,23 +163,23 @@ class PackedRows(GpuMatmul):
                 yield f"{name} is {getattr(plan, name)}, {family} has {value} with these weights"
         if plan.block_n % columns:
             yield f"block_n is {plan.block_n}, {family} takes multiples of {columns}"
-        yield from matmul_limits(_footprint(plan, problem), plan, problem)
+        yield from matmuls.matmul_limits(_footprint(plan, problem), plan, problem)
 
-    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+    def price(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> matmuls.TilePrice:
         """Price the launch, with that of a norm where blocks do not normalise."""
-        foot, columns = _footprint(plan, problem), Columns.of(problem.shape)
+        foot, columns = _footprint(plan, problem), matmuls.Columns.of(problem.shape)
         rates = streamed.RATES if PackedPlan.of(plan).residents else RATES
-        return TilePrice(problem.dev, foot, _tile(plan, foot, problem), rates, columns)
+        return matmuls.TilePrice(problem.dev, foot, _tile(plan, foot, problem), rates, columns)
 
 
-def _unstreamed(problem: MatmulProblem) -> str | None:
+def _unstreamed(problem: matmuls.MatmulProblem) -> str | None:
     """Return why weights are not streamed for one row; None if they are."""
-    form = packed_form(problem.work)
+    form = matmuls.packed_form(problem.work)
     assert form is not None
     return streamed.refuses(form, problem.work.k, problem.work.dtype)
 
 
-def _streamed_plans(problem: MatmulProblem) -> Iterator[Offer]:
+def _streamed_plans(problem: matmuls.MatmulProblem) -> Iterator[Offer]:
     """Yield what streams one row."""
     shape = problem.shape
     if _unstreamed(problem) is not None:
@@ -211,7 +200,7 @@ def _streamed_plans(problem: MatmulProblem) -> Iterator[Offer]:
         yield offered(plan, last=1)
 
 
-def _footprint(plan: TilePlan, problem: MatmulProblem) -> Footprint:
+def _footprint(plan: TilePlan, problem: matmuls.MatmulProblem) -> Footprint:
     """Return what is copied ahead or the sums of warps, and what a thread holds."""
     shape = problem.shape
     if PackedPlan.of(plan).residents:
@@ -230,7 +219,7 @@ def _footprint(plan: TilePlan, problem: MatmulProblem) -> Footprint:
     return Footprint(max(rows + copied, sums), registers, threads)
 
 
-def _tile(plan: TilePlan, foot: Footprint, problem: MatmulProblem) -> Tile:
+def _tile(plan: TilePlan, foot: Footprint, problem: matmuls.MatmulProblem) -> matmuls.Tile:
     """Return what a plan asks for."""
     shape, dev, norm, own = problem.shape, problem.dev, problem.work.norm, PackedPlan.of(plan)
     columns, height = plan.block_n * shape.parts, plan.block_m // MMA_ROWS
@@ -241,7 +230,7 @@ def _tile(plan: TilePlan, foot: Footprint, problem: MatmulProblem) -> Tile:
         return found._replace(in_front=in_front, row_s=row_s)
     each = (UNPACKING + MULTIPLYING * height) / dev.warp_size / ISSUE_PER_CLOCK
     clocks = columns * plan.block_k * each
-    return Tile(
+    return matmuls.Tile(
         rows=own.height,
         columns=plan.block_n,
         blocks=1,
@@ -261,7 +250,7 @@ def _tile(plan: TilePlan, foot: Footprint, problem: MatmulProblem) -> Tile:
     )
 
 
-def _bits(work: MatmulWork) -> int:
-    form = packed_form(work)
+def _bits(work: matmuls.MatmulWork) -> int:
+    form = matmuls.packed_form(work)
     assert form is not None
     return form.bits

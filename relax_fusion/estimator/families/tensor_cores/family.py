@@ -13,17 +13,9 @@ from ...family import OWN_BASELINE_ERROR, Breaks, Offer
 from ...prediction import HALF_DTYPES, Footprint, ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
+from .. import matmuls
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
-from ..matmuls import (
-    Columns,
-    GpuMatmul,
-    MatmulProblem,
-    TilePrice,
-    columns_fit,
-    matmul_limits,
-    refuses_scattered,
-)
 from ..triton_matmul.tiles import FINER_ROWS
 from . import cost
 from .tiles import (
@@ -58,7 +50,7 @@ GROUP_STAGES = range(3, 9)
 """So many stages are in flight, of which one is multiplied, and one waits for its readers."""
 
 
-class TensorCores(GpuMatmul):
+class TensorCores(matmuls.GpuMatmul):
     """Norm, matmul or gated projections by ``mma.sync`` of warps or ``wgmma`` of warp groups."""
 
     names = FAMILIES
@@ -70,13 +62,13 @@ class TensorCores(GpuMatmul):
     # which are usual, have one number of them.
     breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096, finer=FINER_ROWS)
 
-    def refuses(self, problem: MatmulProblem) -> str | None:
+    def refuses(self, problem: matmuls.MatmulProblem) -> str | None:
         """Refuse dtypes and devices that have no such instructions, and copies of odd sizes.
 
         Words across k are refused too: for few rows, tensor cores take these unfused.
         """
         shape = problem.shape
-        reason = refuses_scattered(problem) or unsupported(shape, problem.dev)
+        reason = matmuls.refuses_scattered(problem) or unsupported(shape, problem.dev)
         lanes = copy_lanes(shape)
         if reason is None and not any(all(s % n == 0 for s in copied(shape)) for n in lanes):
             sizes = ", ".join(map(str, copied(shape)))
@@ -84,7 +76,7 @@ class TensorCores(GpuMatmul):
             return f"operands of {shape.dtype} {step}, along {sizes} elements"
         return reason
 
-    def plans(self, problem: MatmulProblem) -> Iterator[Offer]:
+    def plans(self, problem: matmuls.MatmulProblem) -> Iterator[Offer]:
         """Yield tiles of warp groups, then of warps, the reduction whole and in parts.
 
         A few rows are left to the kernel that is for them, where there is one.  An instruction of a
@@ -105,25 +97,27 @@ class TensorCores(GpuMatmul):
         alone = few.refuses(problem) or next(few.plans(problem), None) is None
         low = {WARP_GROUPS: FEWEST_ROWS} if not alone else dict.fromkeys(FAMILIES, 1)
         for plan in chain(_groups(shape, lanes, dev), warps):
-            if plan.block_m <= most and columns_fit(shape, plan.block_n):
+            if plan.block_m <= most and matmuls.columns_fit(shape, plan.block_n):
                 first = low.get(plan.family) if plan.block_m <= GROUP_ROWS else None
                 for part in _splits(plan, shape, dev):
                     yield Offer(part, first)
 
-    def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
+    def violations(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> Iterator[str]:
         """Yield what tiles, copies and clusters ask for, and what a block has not."""
         shape, dev = problem.shape, problem.dev
         reason = unsupported(shape, dev, plan.family)
         yield from [reason] if reason else _tile_violations(plan, shape, dev)
         if plan.block_k > shape.k:
             yield f"block_k is {plan.block_k}, the reduction has {shape.k} elements"
-        yield from matmul_limits(_footprint(plan, shape, dev), plan, problem)
+        yield from matmuls.matmul_limits(_footprint(plan, shape, dev), plan, problem)
 
-    def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
+    def price(self, plan: TilePlan, problem: matmuls.MatmulProblem) -> matmuls.TilePrice:
         """Price the launches, with that of a norm in front."""
         shape, dev = problem.shape, problem.dev
         foot, rates = _footprint(plan, shape, dev), cost.rates_of(plan, shape, dev)
-        return TilePrice(dev, foot, cost.tile_of(plan, shape, foot, dev), rates, Columns.of(shape))
+        return matmuls.TilePrice(
+            dev, foot, cost.tile_of(plan, shape, foot, dev), rates, matmuls.Columns.of(shape)
+        )
 
 
 def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint:

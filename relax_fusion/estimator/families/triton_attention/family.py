@@ -27,18 +27,7 @@ from ...limits import GRID_YZ, grid_limits
 from ...prediction import HALF_DTYPES, Bound, Footprint, Formula, Prediction, ceil_div, largest
 from ...shape import AttentionSize, Problem, Size, attention_qo_bytes, attention_size
 from ...tile_plan import TilePlan
-from . import cost
-from .tiles import (
-    FAMILIES,
-    FLASH_ROWS,
-    HALVES_BLOCKS,
-    AttentionPlan,
-    capacity,
-    key_parts,
-    padded,
-    register_values,
-    smem_bytes,
-)
+from . import cost, tiles
 
 HOPPER_FAMILIES = ("flash", "groups", "halves")
 """Families that are written for sm_90."""
@@ -87,8 +76,8 @@ GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
 class TritonAttention(KernelFamily[Attention]):
     """Attention: "attention", "flash", "groups" and "halves"."""
 
-    names = FAMILIES
-    plan = AttentionPlan
+    names = tiles.FAMILIES
+    plan = tiles.AttentionPlan
     language = "triton"
     error = 0.9
     breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096)
@@ -119,7 +108,7 @@ class TritonAttention(KernelFamily[Attention]):
 
     def violations(self, plan: TilePlan, problem: Problem[Attention]) -> Iterator[str]:
         """Yield what tiles and copies ask for, and what a block has not."""
-        work, dev, plan = problem.work, problem.dev, AttentionPlan.of(plan)
+        work, dev, plan = problem.work, problem.dev, tiles.AttentionPlan.of(plan)
         if plan.family in HOPPER_FAMILIES:
             if work.lengths is not None:
                 yield f"family {plan.family!r} is told a number of keys, not a tensor of them"
@@ -129,21 +118,21 @@ class TritonAttention(KernelFamily[Attention]):
             if plan.groups != 1:
                 yield f"groups is {plan.groups}, family {plan.family!r} has 1"
         yield from _powers_of_two(plan, ("block_n",))
-        keys = capacity(plan)
+        keys = tiles.capacity(plan)
         most_keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
         if keys is not None and (most_keys is None or most_keys > keys):
             there = "without a bound" if most_keys is None else f"up to {most_keys}"
             yield f"the tile holds {keys} keys at once, there are keys {there}"
-        if plan.block_k != padded(work.head_dim):
+        if plan.block_k != tiles.padded(work.head_dim):
             yield (
                 f"block_k is {plan.block_k}, a tile holds all {work.head_dim} of head_dim, "
-                f"padded to {padded(work.head_dim)}"
+                f"padded to {tiles.padded(work.head_dim)}"
             )
-        group, used = work.q_heads // work.kv_heads, smem_bytes(plan, work, dev)
+        group, used = work.q_heads // work.kv_heads, tiles.smem_bytes(plan, work, dev)
         most = dev.smem_per_block_bytes
         if used > most:
             yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
-        values, limit = register_values(plan, work), MAX_REGISTER_VALUES[plan.family]
+        values, limit = tiles.register_values(plan, work), MAX_REGISTER_VALUES[plan.family]
         if values > limit:
             yield f"a thread holds {values} scores and results, at most {limit} fit its registers"
 
@@ -156,13 +145,13 @@ class TritonAttention(KernelFamily[Attention]):
 
     def price(self, plan: TilePlan, problem: Problem[Attention]) -> Formula:
         """Return a price by a model that was fitted to these kernels."""
-        work, dev, plan = problem.work, problem.dev, AttentionPlan.of(plan)
-        values, threads = register_values(plan, work), plan.num_warps * dev.warp_size
-        foot = Footprint(smem_bytes(plan, work, dev), values, threads)
+        work, dev, plan = problem.work, problem.dev, tiles.AttentionPlan.of(plan)
+        values, threads = tiles.register_values(plan, work), plan.num_warps * dev.warp_size
+        foot = Footprint(tiles.smem_bytes(plan, work, dev), values, threads)
         return Formula(foot, partial(_predict, plan, work, dev))
 
 
-def _predict(plan: AttentionPlan, work: Attention, dev: DeviceSpec, of: Size) -> Prediction:
+def _predict(plan: tiles.AttentionPlan, work: Attention, dev: DeviceSpec, of: Size) -> Prediction:
     """Return what the launches cost."""
     size = attention_size(work, of)
     load = cost.load(work, plan, dev, size)
@@ -188,17 +177,17 @@ def _predict(plan: AttentionPlan, work: Attention, dev: DeviceSpec, of: Size) ->
     return Prediction(seconds, moved, work.flops(**size._asdict()), waves, bound)
 
 
-def _plans(work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:
+def _plans(work: Attention, dev: DeviceSpec) -> Iterator[tiles.AttentionPlan]:
     """Yield the plans of all kernels."""
-    width = padded(work.head_dim)
+    width = tiles.padded(work.head_dim)
     for block_m, block_n, groups in GROUP_TILES:
         yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
     if _is_plain(work):
         for block_n in HALVES_KEYS:
-            if work.kv_len == HALVES_BLOCKS * block_n:
+            if work.kv_len == tiles.HALVES_BLOCKS * block_n:
                 yield _plan("halves", (64, block_n, width), 8, 2, HALVES)
     for block_n, stages in FLASH_TILES:
-        yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
+        yield _plan("flash", (tiles.FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
     for (block_m, block_n), depths in POINTER_TILES.items():
         if work.lengths is not None and (block_m, block_n) == UNEVEN:
             continue
@@ -210,18 +199,22 @@ def _plans(work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:
 
 def _plan(
     family: str, block: tuple[int, int, int], warps: int, stages: int, groups: int = 1
-) -> AttentionPlan:
-    return AttentionPlan(*block, num_stages=stages, num_warps=warps, family=family, groups=groups)
+) -> tiles.AttentionPlan:
+    return tiles.AttentionPlan(
+        *block, num_stages=stages, num_warps=warps, family=family, groups=groups
+    )
 
 
-def _cut(whole: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[AttentionPlan]:
+def _cut(
+    whole: tiles.AttentionPlan, work: Attention, dev: DeviceSpec
+) -> Iterator[tiles.AttentionPlan]:
     """Yield a plan with every bound of parts that makes a difference at some size."""
     batch, q_len = (dim if isinstance(dim, int) else 1 for dim in (work.batch, work.q_len))
     keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper or MANY_KEYS
     before = 0.0
     for bound in PARTS:
         plan = replace(whole, split_k=bound)
-        parts = key_parts(plan, work, dev, AttentionSize(batch, q_len, keys))
+        parts = tiles.key_parts(plan, work, dev, AttentionSize(batch, q_len, keys))
         if parts > before * WORTH_MORE_PARTS:
             before = parts
             yield plan
@@ -245,7 +238,9 @@ def _powers_of_two(plan: TilePlan, names: tuple[str, ...]) -> Iterator[str]:
             yield f"{name} is {value}, triton needs a power of two >= {least}"
 
 
-def _hopper_violations(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
+def _hopper_violations(
+    plan: tiles.AttentionPlan, work: Attention, dev: DeviceSpec
+) -> Iterator[str]:
     """Check what the kernels for Hopper must meet."""
     if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
         yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
@@ -259,7 +254,7 @@ def _hopper_violations(plan: AttentionPlan, work: Attention, dev: DeviceSpec) ->
 
 
 def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
-    given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1, "groups": 1}
+    given = {"block_m": tiles.FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1, "groups": 1}
     if plan.family == "halves":
         given = {"block_m": 64, "num_warps": 8, "groups": HALVES, "num_stages": 2, "split_k": 1}
         most = 64 if work.bias_dims or work.mask_dims else 128
@@ -272,7 +267,7 @@ def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
         yield "kv_len is 0, a tensor map needs 1 key"
 
 
-def _groups_violations(plan: AttentionPlan, work: Attention) -> Iterator[str]:
+def _groups_violations(plan: tiles.AttentionPlan, work: Attention) -> Iterator[str]:
     yield from _powers_of_two(plan, ("block_m", "num_warps"))
     if plan.groups not in (4, 8, 16):
         yield f"groups is {plan.groups}, family 'groups' has 4, 8 or 16"

@@ -16,17 +16,7 @@ from ...tile_plan import TilePlan
 from ..cuda_matmul.family import CudaMatmul
 from ..cuda_matmul.tiles import form_of
 from ..matmuls import Columns, GpuMatmul, MatmulProblem, TilePrice
-from .tiles import (
-    EARLY_S,
-    FAMILIES,
-    FINER_ROWS,
-    RATES,
-    accumulators,
-    launches,
-    smem_bytes,
-    tile_of,
-    triton_plan,
-)
+from . import tiles
 
 GEMV_TILES = ((512, 1), (1024, 4), (2048, 8), (4096, 8), (8192, 8))
 """Tiles of one row have so many elements of k and warps; a lane loads 16 bytes at a time, or
@@ -54,10 +44,12 @@ and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed
 class TritonMatmul(GpuMatmul):
     """Norm, matmul or gated projections: "gemv" and "pointer"."""
 
-    names = FAMILIES
+    names = tiles.FAMILIES
     language = "triton"
     error = OWN_BASELINE_ERROR
-    breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=FINER_ROWS)
+    breaks = Breaks(
+        (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=tiles.FINER_ROWS
+    )
 
     def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""
@@ -89,12 +81,12 @@ class TritonMatmul(GpuMatmul):
             parts = problem.columns.parts
             for (block_k, warps), lines in product(GEMV_TILES, GEMV_LINES):
                 if lines % parts == 0:
-                    plan = triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
+                    plan = tiles.triton_plan("gemv", (1, lines // parts, block_k), warps, 1)
                     yield Offer(plan, last=last, most=GRID_YZ)
         for block_m, stages in product(TILE_ROWS, (6, 8, 4)):
             first = 2 if block_m == LEAST_ROWS else None
             for block_k, split in ((64, 1), (128, 1), (64, 4)):
-                plan = triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
+                plan = tiles.triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
                 yield Offer(plan, first, last)
 
     def violations(self, plan: TilePlan, problem: MatmulProblem) -> Iterator[str]:
@@ -115,17 +107,17 @@ class TritonMatmul(GpuMatmul):
     def price(self, plan: TilePlan, problem: MatmulProblem) -> TilePrice:
         """Price the launches, which begin early behind others."""
         shape, dev = problem.columns, problem.dev
-        sums, threads = accumulators(plan, shape), plan.num_warps * dev.warp_size
+        sums, threads = tiles.accumulators(plan, shape), plan.num_warps * dev.warp_size
         columns = Columns(
-            shape, [[shape.n_parts[i] for i in some] for some in launches(problem.work)]
+            shape, [[shape.n_parts[i] for i in some] for some in tiles.launches(problem.work)]
         )
         return TilePrice(
             dev,
-            Footprint(smem_bytes(plan, shape), sums, threads),
-            tile_of(plan, problem),
-            RATES[plan.family],
+            Footprint(tiles.smem_bytes(plan, shape), sums, threads),
+            tiles.tile_of(plan, problem),
+            tiles.RATES[plan.family],
             columns,
-            EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0,
+            tiles.EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0,
         )
 
 
@@ -144,10 +136,10 @@ def _tile_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Ite
     for name in ("block_m", "block_n", "block_k"):
         if getattr(plan, name) < 16:
             yield f"{name} is {getattr(plan, name)}, tensor cores need 16"
-    used, most = smem_bytes(plan, shape), dev.smem_per_block_bytes
+    used, most = tiles.smem_bytes(plan, shape), dev.smem_per_block_bytes
     if used > most:
         yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
-    sums = accumulators(plan, shape)
+    sums = tiles.accumulators(plan, shape)
     if sums > MAX_ACCUMULATORS:
         yield f"a thread has {sums} accumulators, at most {MAX_ACCUMULATORS} fit its registers"
     if plan.split_k > ceil_div(shape.k, plan.block_k):
