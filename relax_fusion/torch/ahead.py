@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ModelFileError, PipelineError, RelaxFusionError
 from ..files import read_file, write_file
-from ..validation import read
+from ..validation import read_json
 from .decompositions import decompositions
 from .interface import Interface
 from .options import TorchOptions, options_of
 from .program import Program, load_library
-from .record import PieceRecord, Uses, piece_record, tuples
+from .record import PieceRecord, Uses
 from .trees import RETURNABLE, tree_data, tree_of
 
 if TYPE_CHECKING:
@@ -176,8 +176,9 @@ def load(path: str | Path) -> Compiled:
             raise ModelFileError(text)
         if told["library"] != _digest(path / LIBRARY):
             raise ModelFileError(f"{path / LIBRARY} has another checksum; it is damaged")
-        interface = read(Interface, tuples(told["interface"]), ModelFileError, str(path))
-        record = piece_record(told["record"], ModelFileError, str(path))
+        texts = (json.dumps(told[name]) for name in ("interface", "record"))
+        interface = read_json(Interface, next(texts), ModelFileError, str(path), "forbid")
+        record = read_json(PieceRecord, next(texts), ModelFileError, str(path), "forbid")
         weights = load_file(path / WEIGHTS, device=interface.device)
         tensors = {name: weights[kept] for name, kept in told["same"].items()}
         trees = (tree_of(told["trees"][0]), tree_of(told["trees"][1]))

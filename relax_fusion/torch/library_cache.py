@@ -22,10 +22,10 @@ from torch.fx import GraphModule
 
 from ..errors import RelaxFusionError
 from ..files import read_file, user_cache_directory, write_file
-from ..validation import read, reason
+from ..validation import read_json, reason
 from .messages import LOG
 from .program import load_library
-from .record import GraphRecord, piece_record, tuples
+from .record import GraphRecord
 from .split import check_cut
 
 VERSION = 2
@@ -53,7 +53,8 @@ class LibraryCache:
             found = json.loads(read_file(path, own=True))
             if found["version"] != VERSION or found["checksum"] != _checksum(found):
                 raise ValueError("it has another version or checksum")
-            record = _record(found["record"], str(path))
+            text = json.dumps(found["record"])
+            record = read_json(GraphRecord, text, RelaxFusionError, str(path), "forbid")
             counts = {len(record.operators), len(record.pieces), len(record.verdicts)}
             if counts != {len(found["libraries"])}:
                 raise ValueError("its parts have other numbers of pieces")
@@ -109,8 +110,3 @@ def _checksum(told: dict[str, Any]) -> str:
     """Return the checksum of what a file holds beside it."""
     parts = {name: value for name, value in told.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _record(data: Any, where: str) -> GraphRecord:
-    pieces = tuple(piece_record(each, RelaxFusionError, where) for each in data["pieces"])
-    return read(GraphRecord, {**tuples(data), "pieces": pieces}, RelaxFusionError, where)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import InstanceOf
 
-from ..validation import Natural, read
+from ..validation import Natural
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class GraphRecord:
 
     operators: tuple[tuple[Natural, ...], ...]
     """The nodes of each piece, by their numbers in the graph."""
-    pieces: tuple[InstanceOf[PieceRecord], ...]
+    pieces: tuple[PieceRecord, ...]
     verdicts: tuple[str, ...]
     """What the report has of each piece."""
     left: tuple[str, ...]
@@ -55,18 +54,6 @@ class Uses:
     """An argument of the piece, and the result that is copied to it behind each call."""
     returned: frozenset[int]
     """The results that the caller looks at."""
-
-
-def piece_record(data: Any, error: type[Exception], where: str) -> PieceRecord:
-    """Make a record of what a file has of it."""
-    return read(PieceRecord, tuples(data), error, where)
-
-
-def tuples(data: Any) -> Any:
-    """Return what JSON holds with tuples in the place of lists."""
-    if isinstance(data, dict):
-        return {name: tuples(value) for name, value in data.items()}
-    return tuple(map(tuples, data)) if isinstance(data, list) else data
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -127,66 +127,58 @@ def call_tir_extern(
     outputs = [
         tvm.runtime.convert(o) for o in (out_ty if isinstance(out_ty, Sequence) else [out_ty])
     ]
-    base = _Choice(True, kernel, grid, dict(constexprs or {}), options)
-    choices = [base.varied(v) for v in variants] + [base]
+    base = Variant(True, dict(constexprs or {}), options, grid, kernel)
+    choices = [*(_filled(variant, base) for variant in variants), base]
     for choice in choices:
         if not isinstance(choice.kernel, JITFunction):
             raise KernelError(f"{choice.kernel!r} is no @triton.jit function")
     bound = [bind(c.kernel, args, c.constexprs) for c in choices]
     _check_outputs(kernel.__name__, bound, outputs)
     special = [
-        specialize(c.kernel, b, c.constexprs, c.compile_options(), outputs, capability)
+        specialize(c.kernel, b, c.constexprs, _compile_options(c), outputs, capability)
         for c, b in zip(choices, bound, strict=True)
     ]
     compiled = compile_kernels([source for source, _ in special])
     branches = [
-        Branch(choice.when, [Launch(kernel, choice.programs(), passed)])
+        Branch(choice.when, [Launch(kernel, _programs(choice), passed)])
         for choice, kernel, (_, passed) in zip(choices, compiled, special, strict=True)
     ]
     extern = ExternFunc.of(outputs, branches)
     return extern.call(builder, builder.add_func(extern.func, compiled[-1].symbol))
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """One kernel that a call may run: a `Variant` with nothing left out."""
+def _filled(variant: Variant, base: Variant) -> Variant:
+    """Return a variant with what it leaves out as the call has it."""
+    own = variant.kernel is not None and variant.kernel is not base.kernel
+    return Variant(
+        variant.when,
+        {**({} if own else base.constexprs), **variant.constexprs},
+        {**base.options, **variant.options},
+        variant.grid if variant.grid is not None else base.grid,
+        variant.kernel or base.kernel,
+    )
 
-    when: Any
-    kernel: JITFunction
-    grid: Grid
-    constexprs: Mapping[str, Any]
-    options: Mapping[str, Any]
 
-    def varied(self, variant: Variant) -> _Choice:
-        """Return what `variant` makes of this."""
-        own = variant.kernel is not None and variant.kernel is not self.kernel
-        return _Choice(
-            variant.when,
-            variant.kernel or self.kernel,
-            variant.grid if variant.grid is not None else self.grid,
-            {**({} if own else self.constexprs), **variant.constexprs},
-            {**self.options, **variant.options},
+def _programs(choice: Variant) -> list[Any]:
+    """Return the dimensions of the grid."""
+    grid, kernel = choice.grid, choice.kernel
+    if callable(grid) and not isinstance(grid, ir.Expr):
+        grid = grid(all_constexprs(kernel, choice.constexprs))
+    fits = isinstance(grid, Sequence) and 1 <= len(grid) <= 3
+    if not fits or not all(is_number(n) or (type(n) is int and n >= 0) for n in grid or ()):
+        raise KernelError(
+            f"{kernel.__name__}: the grid is {grid!r}; it must be one to three numbers"
         )
+    return list(grid or ())
 
-    def programs(self) -> list[Any]:
-        """Return the dimensions of the grid."""
-        grid = self.grid
-        if callable(grid) and not isinstance(grid, ir.Expr):
-            grid = grid(all_constexprs(self.kernel, self.constexprs))
-        fits = isinstance(grid, Sequence) and 1 <= len(grid) <= 3
-        if not fits or not all(is_number(n) or (type(n) is int and n >= 0) for n in grid):
-            raise KernelError(
-                f"{self.kernel.__name__}: the grid is {grid!r}; it must be one to three numbers"
-            )
-        return list(grid)
 
-    def compile_options(self) -> KernelOptions:
-        """Return the options with their names checked."""
-        known = [f.name for f in fields(KernelOptions)]
-        for name in self.options:
-            if name not in known:
-                raise KernelError(f"no option {name!r}; there are target, {', '.join(known)}")
-        return KernelOptions(**self.options)
+def _compile_options(choice: Variant) -> KernelOptions:
+    """Return the options with their names checked."""
+    known = [f.name for f in fields(KernelOptions)]
+    for name in choice.options:
+        if name not in known:
+            raise KernelError(f"no option {name!r}; there are target, {', '.join(known)}")
+    return KernelOptions(**choice.options)
 
 
 def _check_outputs(name: str, bound: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
