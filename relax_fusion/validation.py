@@ -91,11 +91,11 @@ def read_json(
     text: str | bytes,
     error: type[Exception],
     where: str,
-    unknown: Literal["forbid", "ignore"] | None = None,
+    unknown: Literal["forbid", "ignore"] = "forbid",
 ) -> Any:
     """Read JSON as a type: a dataclass, whose fields can be others, or a union of such.
 
-    `unknown` says what to do about fields that a dataclass does not have, by default what it says.
+    `unknown` says what to do about fields that a dataclass does not have.
 
     Raises `error` if `text` is no JSON, or not of that type.
     """

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import tvm
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from tvm import relax
 
@@ -35,14 +35,11 @@ writes."""
 Weights = Literal["file", "random", "none"]
 
 _METADATA = "relax_fusion"
-_EXACT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class FileSum:
     """Size in bytes and SHA-256 of one file."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -52,8 +49,6 @@ class FileSum:
 class Parameter:
     """Name, shape and type of one weight."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
-
     name: str
     shape: tuple[Natural, ...]
     dtype: str
@@ -62,8 +57,6 @@ class Parameter:
 @dataclass(frozen=True)
 class Versions:
     """The versions that decide whether a library can be loaded."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     relax_fusion: str
     tvm: str
@@ -120,8 +113,6 @@ class Compiled:
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Compiled):
     """What a compiled directory holds."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     parameters: tuple[Parameter, ...]  # the weights, in the order in which the functions take them
     files: dict[FileName, FileSum]  # every other file

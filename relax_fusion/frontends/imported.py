@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from pydantic import ConfigDict
 from tvm import ir, relax, tirx
 
 from ..canonical.rewriter import LOWER, UPPER
@@ -39,8 +38,6 @@ class TensorSpec:
         Element type.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
     name: str
     shape: tuple[Natural | str, ...] | None
     dtype: str
@@ -66,8 +63,6 @@ class Signature:
     sizes : mapping of str to tuple
         By the name of a symbolic size: the smallest that it can be, and the largest or None.
     """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

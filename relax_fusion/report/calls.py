@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from ..errors import RelaxFusionError
 from ..estimator import Prediction, Size
@@ -40,8 +40,6 @@ SHOWN_SIZES = (1, 16, 64, 256, 1024, 4096)
 @dataclass(frozen=True)
 class Call:
     """What one call of a function takes, by the plans of its chains."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     function: str
     sizes: dict[str, int]

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, InstanceOf
+from pydantic import InstanceOf
 
 from ..errors import GraphError, PipelineError
 from ..validation import read_json, shown
@@ -30,14 +30,10 @@ Status = Literal["fused", "left", "outside"]
 
 _Axis = TypeVar("_Axis")
 
-_EXACT = ConfigDict(extra="forbid")
-
 
 @dataclass(frozen=True)
 class Product:
     """A matmul ``[m, k] x [k, n]``, as often as `batch` says."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     m: Extent
     n: Extent
@@ -69,8 +65,6 @@ class Product:
 class Array:
     """A tensor that is read or written: its sizes and its element type as it is stored."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
-
     shape: tuple[Extent, ...]
     dtype: str
 
@@ -86,8 +80,6 @@ class Array:
 @dataclass(frozen=True)
 class Item:
     """What one kernel, or one operator that was left, multiplies."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     function: str
     """The phase: ``prefill`` and ``decode`` of a decoder, or the function's name."""

@@ -99,7 +99,7 @@ def read_passes(directory: Path) -> DumpRecord:
     except OSError as err:
         raise PipelineError(f"{path} cannot be read: {err.strerror}") from err
     _check_format(text, path)
-    record: DumpRecord = read_json(DumpRecord, text, PipelineError, f"{path} is damaged")
+    record: DumpRecord = read_json(DumpRecord, text, PipelineError, f"{path} is damaged", "ignore")
     return record
 
 

@@ -177,8 +177,8 @@ def load(path: str | Path) -> Compiled:
         if told["library"] != _digest(path / LIBRARY):
             raise ModelFileError(f"{path / LIBRARY} has another checksum; it is damaged")
         texts = (json.dumps(told[name]) for name in ("interface", "record"))
-        interface = read_json(Interface, next(texts), ModelFileError, str(path), "forbid")
-        record = read_json(PieceRecord, next(texts), ModelFileError, str(path), "forbid")
+        interface = read_json(Interface, next(texts), ModelFileError, str(path))
+        record = read_json(PieceRecord, next(texts), ModelFileError, str(path))
         weights = load_file(path / WEIGHTS, device=interface.device)
         tensors = {name: weights[kept] for name, kept in told["same"].items()}
         trees = (tree_of(told["trees"][0]), tree_of(told["trees"][1]))

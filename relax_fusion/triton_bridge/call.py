@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import tvm
 from triton.runtime.jit import JITFunction
@@ -161,7 +161,7 @@ def _filled(variant: Variant, base: Variant) -> Variant:
 
 def _programs(choice: Variant) -> list[Any]:
     """Return the dimensions of the grid."""
-    grid, kernel = choice.grid, choice.kernel
+    grid, kernel = choice.grid, cast(Any, choice.kernel)
     if callable(grid) and not isinstance(grid, ir.Expr):
         grid = grid(all_constexprs(kernel, choice.constexprs))
     fits = isinstance(grid, Sequence) and 1 <= len(grid) <= 3

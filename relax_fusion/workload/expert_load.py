@@ -90,5 +90,5 @@ def read_expert_load(path: Path) -> ExpertLoad:
         text = read_file(path)
     except OSError as err:
         raise PipelineError(f"{path} cannot be read: {err.strerror}") from err
-    load: ExpertLoad = read_json(ExpertLoad, text, PipelineError, str(path), unknown="forbid")
+    load: ExpertLoad = read_json(ExpertLoad, text, PipelineError, str(path))
     return load

@@ -42,7 +42,7 @@ def from_json(text: str) -> Workload:
         raise LoweringError(f"workload is {shown(text)}; must be JSON of {known}") from err
     if kind is Chain:
         return Chain(_graph(values))
-    return read_json(kind, json.dumps(values), LoweringError, kind.__name__, unknown="forbid")
+    return read_json(kind, json.dumps(values), LoweringError, kind.__name__)
 
 
 def _encoded(part: Any) -> Any:
