@@ -14,16 +14,16 @@ from ..estimator.ranges import served
 from ..estimator.registry import is_launched, table_of
 from ..estimator.tile_plan import PLAN_ATTR
 from ..hardware.target import is_cpu, is_gpu
-from ..matching.expressions import found_in, thread_tag
+from ..matching.expressions import found_in, thread_tag, variables_of
 from ..report.decision import Scheduling
-from ..transforms.modules import functions_of, module_pass, with_functions
+from ..transforms.modules import functions_of, module_of, module_pass, with_functions
 from ..transforms.running import making
+from ..tvm_ir import SBlockRealize
 from .cpu.vector_math import with_vector_math
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
 from .tensor_cores.dependent import launched_early
-from .thread_sums import lost_reductions
 
 TRITON = "Triton"
 """This name stands for a rule where Triton kernels are put in place later."""
@@ -175,3 +175,38 @@ def _attempt(
     if isinstance(rule, SafeRule):
         return rule.attempt(func, target)
     return apply_tvm_rule(rule, func, target) if has_blocks(func) else None
+
+
+_ALL_REDUCE = ir.Op.get("tirx.tvm_thread_allreduce")
+
+
+def lost_reductions(func: tirx.PrimFunc) -> int:
+    """Return how many reductions over threads a kernel would lose.
+
+    TVM takes a block for one only where its indices are affine in the loops around it.  Where they
+    are not, as where the number of thread blocks is odd and the index of one is halved, each thread
+    goes on with its own part of the sum, and nobody is told.
+    """
+    threads = {
+        loop.loop_var
+        for loop in found_in(func.body, tirx.For)
+        if thread_tag(loop).startswith("threadIdx")
+    }
+    meant = sum(_reduces_over(realize, threads) for realize in found_in(func.body, SBlockRealize))
+    if not meant:
+        return 0
+    mod = module_of({ir.GlobalVar("main"): func})
+    lowered = s_tir.transform.LowerCrossThreadReduction()(mod)["main"]
+    calls = found_in(lowered.body, ir.Call)
+    return max(0, meant - sum(call.op.same_as(_ALL_REDUCE) for call in calls))
+
+
+def _reduces_over(realize: SBlockRealize, threads: set[tirx.Var]) -> bool:
+    block = realize.block
+    used = {
+        var
+        for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        if axis.iter_type == tirx.IterVar.CommReduce
+        for var in variables_of(value)
+    }
+    return block.init is not None and not threads.isdisjoint(used)

@@ -12,7 +12,7 @@ from tvm import ir
 from relax_fusion import host_target, make_target
 from relax_fusion.canonical import FuseNormRotation
 from relax_fusion.dlight_rules import JoinedRule
-from relax_fusion.dlight_rules.thread_sums import lost_reductions
+from relax_fusion.dlight_rules.apply import lost_reductions
 from relax_fusion.mlc.repairs import RunThreadsInTurn
 from relax_fusion.transforms.join_rotations import JoinRotations
 

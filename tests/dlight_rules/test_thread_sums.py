@@ -8,9 +8,8 @@ from tvm.script import tirx as T
 from tvm.target import Target
 
 from relax_fusion import make_target
-from relax_fusion.dlight_rules.apply import schedule_by
+from relax_fusion.dlight_rules.apply import lost_reductions, schedule_by
 from relax_fusion.dlight_rules.safe_rule import SafeRule
-from relax_fusion.dlight_rules.thread_sums import lost_reductions
 
 
 def halved(blocks: int) -> tirx.PrimFunc:
