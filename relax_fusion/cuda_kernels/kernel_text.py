@@ -9,7 +9,12 @@ from importlib.resources import files
 from math import gcd
 from typing import NamedTuple
 
-from ..estimator.families.cuda_matmul import tiles
+from ..estimator.families.cuda_matmul.tiles import (
+    CudaPlan,
+    copies_residual,
+    line_bytes,
+    lines_copied,
+)
 from ..hardware.instructions import PIECE_BYTES
 from ..workload import Packed
 from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
@@ -49,7 +54,7 @@ class RotatedForm(NamedTuple):
 class MatmulForm:
     """What a matmul kernel is compiled for; the sizes of its tensors come at run time."""
 
-    plan: tiles.CudaPlan
+    plan: CudaPlan
     """Tile, stages, warp groups and cluster."""
     dtype: str
     """Of x and the weights: "float16", "bfloat16", "float32" (multiplied as tf32), "int8" or
@@ -109,7 +114,7 @@ class MatmulForm:
     @property
     def run(self) -> int:
         """Lines of a weight that one copy brings: of pairs, those that lie side by side."""
-        return gcd(tiles.lines_copied(self.plan, self.weights, self.packed), self.half)
+        return gcd(lines_copied(self.plan, self.weights, self.packed), self.half)
 
     @property
     def vectors(self) -> int:
@@ -126,7 +131,7 @@ class MatmulForm:
     def copies_residual(self) -> bool:
         """Whether a residual comes through the ring, by a tensor map."""
         bytes_each = DTYPE_BYTES[self.result_dtype]
-        return self.has_residual and tiles.copies_residual(self.plan, bytes_each, self.unit_bytes)
+        return self.has_residual and copies_residual(self.plan, bytes_each, self.unit_bytes)
 
     @property
     def units(self) -> int:
@@ -178,7 +183,7 @@ class MatmulForm:
             "SWAPPED": plan.swapped,
             "TURNED": int(self.turned),
             "BLOCK_K": plan.block_k,
-            "TALL_LINE": tiles.line_bytes(plan, self.packed),
+            "TALL_LINE": line_bytes(plan, self.packed),
             "TALL_UNITS": self.units,
             "TALL": plan.tall,
             "GROUPS_TALL": plan.groups_tall,

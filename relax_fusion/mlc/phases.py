@@ -14,12 +14,19 @@ from tvm.ir.transform import Pass
 from tvm.relax.pipeline import PIPELINE_MAP
 from tvm.target import Target
 
-from .. import pipeline
 from ..errors import PipelineError
 from ..hardware.target import is_cuda, is_gpu
 from ..mend.single_elements import ReadSingleElements
 from ..options import PipelineOptions, make_options
 from ..phases import Phase, run_phases
+from ..pipeline import (
+    lower_to_vm,
+    phase1_fuse,
+    phase2_lower,
+    phase3_tir,
+    phase4_schedule,
+    plan_memory,
+)
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from .experts import ReadExperts
@@ -85,14 +92,14 @@ def phases_of(given: Given) -> tuple[Phase, ...]:
     """Return the phases, with the names of MLC-LLM's dumps."""
 
     def phase1(options: PipelineOptions) -> list[Pass]:
-        return [*_kernels_of_models(given, options.target), *pipeline.phase1_fuse(options)]
+        return [*_kernels_of_models(given, options.target), *phase1_fuse(options)]
 
     return (
         ("debug-phase0.py", partial(phase0_annotate, given), "Attaching functions"),
         ("debug-phase1.py", phase1, "Fusing operators"),
-        ("debug-phase2.py", pipeline.phase2_lower, "Lowering to TIR"),
-        ("debug-phase3.py", pipeline.phase3_tir, "Cleaning up TIR"),
-        ("debug-phase4.py", pipeline.phase4_schedule, "Scheduling kernels"),
+        ("debug-phase2.py", phase2_lower, "Lowering to TIR"),
+        ("debug-phase3.py", phase3_tir, "Cleaning up TIR"),
+        ("debug-phase4.py", phase4_schedule, "Scheduling kernels"),
         ("debug-phase5.py", partial(phase5_memory, given), "Planning memory"),
         ("debug-final.py", partial(phase6_bytecode, given), "Lowering to VM bytecode"),
     )
@@ -140,7 +147,7 @@ def phase5_memory(given: Given, options: PipelineOptions) -> list[Pass]:
         *([LiftWorkspaces()] if is_gpu(options.target) else []),
         mlc.ScatterTupleGetItem(),
         mlc.PipelineParallelRewrite(),
-        *pipeline.plan_memory(options),
+        *plan_memory(options),
         mlc.AttachMetadataWithMemoryUsage(given.metadata),
     ]
 
@@ -153,7 +160,7 @@ def phase6_bytecode(given: Given, options: PipelineOptions) -> list[Pass]:
             CaptureCUDAGraphs(options.use_cuda_graph),
             given.passes.AttachCUDAGraphAllocInitFunc(),
         ]
-    return [*graphs, *pipeline.lower_to_vm(options)]
+    return [*graphs, *lower_to_vm(options)]
 
 
 ANY = "h200"
