@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 92_212, 549
+LIBRARY = 91_995, 544
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 69_843
+TESTS = 69_842
 """The most lines of Python in ``tests/``."""
 
 
