@@ -39,7 +39,7 @@ def pairs(shape: Shape) -> ir.IRModule:
 
 
 TVM_ENDS = {f"{kind}_pad,_repeat,_1" for kind in ("circular", "constant", "reflect", "replicate")}
-"""Functions of ``(4, n, 4)`` that TVM's own pipeline cannot compile: its analysis of maps of indices
+"""Functions of ``(4, n, 4)`` that TVM's own pipeline cannot compile: its analysis of indices
 (``PadDividendToDivisor``) ends with an internal error."""
 
 SLOW: list[Shape] = [("n",), (4, 8), ("n", 6), (4, "n", 4)]
