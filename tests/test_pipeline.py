@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from relax_fusion.pipeline import PHASES
 from relax_fusion.transforms.views import ReturnReshapedViews
 
 from .support.chains import Chain, assert_numbers, module
-from .support.processes import without_torch
 from .support.quick import machine, quick_host, quickly
 from .support.tiny_llama import TINY, TWO_LAYERS
 
@@ -65,12 +62,6 @@ def test_a_module_whose_memory_is_planned_is_lowered() -> None:
 
 
 # --- arguments -------------------------------------------------------------------------------
-
-
-def test_registered_by_the_import() -> None:
-    code = "import relax_fusion\nfrom tvm import relax\n"
-    code += "relax.get_pipeline('relax_fusion', target='llvm')"
-    subprocess.run([sys.executable, "-c", code], env=without_torch(), check=True)
 
 
 def test_every_argument_of_mlc_is_taken() -> None:

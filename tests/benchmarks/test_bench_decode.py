@@ -175,13 +175,12 @@ def test_a_prompt_with_a_cpu_in_the_place_of_the_gpu(run, monkeypatch) -> None:
         return call
 
     monkeypatch.setattr(prefill.Prefill, "captured", captured)
-    words = "--model gpt2 --tokens 7 --without MoveSlices"
+    words = "--model gpt2 --tokens 7 --without MoveSlices --contenders eager graph"
     entry, text = run(prefill.Prefill, TINY, words, "bench_prefill-batch2-gpt2-without_MoveSlices")
     assert not entry["wrong"] and not entry["failed"]
-    assert set(entry["us"]) == {"eager", "ours", "graph"}
-    assert entry["errors"]["ours"] == entry["errors"]["graph"] > 0
+    assert set(entry["us"]) == {"eager", "graph"} and entry["errors"]["graph"] > 0
     assert "float16, batch 2, ours without MoveSlices" in text
-    assert text.count("vs PyTorch") == 2 and f"| 7 | {1e-3 * entry['floor_us']:.3f} |" in text
+    assert text.count("vs PyTorch") == 1 and f"| 7 | {1e-3 * entry['floor_us']:.3f} |" in text
 
 
 def test_launches_of_a_layer(monkeypatch) -> None:

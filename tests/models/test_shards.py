@@ -78,13 +78,21 @@ def together(
 
 
 def assert_same(one: Generator, several: ParallelGenerator) -> None:
-    """Compare logits, and the tokens that are chosen by them."""
+    """Compare logits, and the tokens that are chosen by them; what is refused ends no worker."""
+    vocabulary = several.exported.config.vocab_size
+    told = f"token ids must be in 0..{vocabulary - 1}, got {vocabulary}..{vocabulary}"
     with several:
+        with pytest.raises(InputError, match=re.escape(told)):
+            several.prefill([vocabulary])
+        with pytest.raises(InputError, match="do not fit the context"):
+            several.generate(PROMPT, 90)
         logits = [(one.prefill(PROMPT), several.prefill(PROMPT))]
         logits += [(one.decode(token), several.decode(token)) for token in (5, 11, 42)]
         for expected, found in logits:
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(several.generate(PROMPT, 9), one.generate(PROMPT, 9))
+    with pytest.raises(WorkerError, match="the workers have ended: they were closed"):
+        several.prefill(PROMPT)
 
 
 def run_both(config, weights, directory: Path, shards: int, **options) -> None:
@@ -167,18 +175,6 @@ def test_few_heads_are_several_workers() -> None:
     np.testing.assert_array_equal(np.concatenate(parts), [1, 2, 3, 4, 5, 6, 7, 0, 0])
     tiny = [Segment(3, 4).span(rank, 4) for rank in range(4)]
     assert tiny == [(0, 1), (1, 2), (2, 3), (3, 3)]
-
-
-def test_what_a_generator_refuses_ends_no_worker(tmp_path: Path) -> None:
-    spread = export(TINY, shards=2, max_seq_len=models.SHORT_SEQ_LEN)
-    with together(spread, 3, tmp_path) as several:
-        with pytest.raises(InputError, match=r"token ids must be in 0\.\.63, got 64\.\.64"):
-            several.prefill([64])
-        assert several.prefill([63]).shape == (1, 64)
-        with pytest.raises(InputError, match="do not fit the context"):
-            several.generate(PROMPT, 90)
-    with pytest.raises(WorkerError, match="the workers have ended: they were closed"):
-        several.prefill([63])
 
 
 def test_as_many_workers_as_the_model_was_exported_for(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_an_image_of_symbolic_sizes_is_enlarged(layout):
         return torch.relu(torch.nn.functional.interpolate(x * 2, scale_factor=2.0)) + 1
 
     fast = torch.compile(function, backend="relax_fusion", dynamic=True, options={"strict": True})
-    for n in (3, 5):
+    for n in (5, 7):  # as high as it has channels, it would be another graph
         x = torch.randn(2, 3, n, n + 1).to(memory_format=layout)
         found, expected = fast(x), function(x)
         torch.testing.assert_close(found, expected)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from copy import deepcopy
 
 import pytest
 
@@ -91,16 +92,33 @@ DAMAGE = {
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def asked():
+    """Return the key and the graph that a cache was asked for."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def sound(asked, tmp_path_factory):
     """Return files that were written once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELAX_FUSION_CACHE_DIR", str(made := tmp_path_factory.mktemp("sound")))
+        patch.setattr(LibraryCache, "get", lambda _, *given: asked.extend(deepcopy(given)))
         called()
     return made / "torch"
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_told_and_made_again(name, sound, folder, caplog):
+def test_a_damaged_file_is_told(name, sound, asked, folder, caplog):
+    suffix, damage = DAMAGE[name]
+    shutil.copytree(sound, folder)
+    assert LibraryCache(CPU).get(*asked) is not None
+    (file,) = folder.glob(f"*.{suffix}")
+    damage(file)
+    assert LibraryCache(CPU).get(*asked) is None and "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["cut off", "code cut off", "code is a folder"])
+def test_what_a_damaged_file_had_is_made_again(name, sound, folder, caplog):
     suffix, damage = DAMAGE[name]
     shutil.copytree(sound, folder)
     (file,) = folder.glob(f"*.{suffix}")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch._inductor import select_algorithm
 from torch.nn.functional import linear
 
 from benchmarks.suites.decode.peers import Llama
@@ -87,6 +86,8 @@ def spread_peer(
     ]
     steps.append(Head(config, last, caches[:1], total, tokens))
     if is_compiled:
+        from torch._inductor import select_algorithm  # takes seconds
+
         select_algorithm.PRINT_AUTOTUNE = False
         steps = [torch.compile(s, mode="max-autotune-no-cudagraphs", dynamic=False) for s in steps]
 

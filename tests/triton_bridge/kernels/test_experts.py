@@ -158,7 +158,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "how"), sampled(COMPILED, 2))
+@pytest.mark.parametrize(("name", "how"), sampled(COMPILED, 5))
 def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: Path) -> None:
     case = MODELS[name]
     rows = WIDE if case.form.layout == "kn" else LONG
