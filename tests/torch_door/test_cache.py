@@ -107,22 +107,27 @@ def sound(asked, tmp_path_factory):
     return made / "torch"
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_told(name, sound, asked, folder, caplog):
+def damaged(name, sound, folder):
     suffix, damage = DAMAGE[name]
     shutil.copytree(sound, folder)
-    assert LibraryCache(CPU).get(*asked) is not None
     (file,) = folder.glob(f"*.{suffix}")
     damage(file)
+
+
+def test_a_sound_file_is_read(sound, asked, folder):
+    shutil.copytree(sound, folder)
+    assert LibraryCache(CPU).get(*asked) is not None
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_told(name, sound, asked, folder, caplog):
+    damaged(name, sound, folder)
     assert LibraryCache(CPU).get(*asked) is None and "is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["cut off", "code cut off", "code is a folder"])
 def test_what_a_damaged_file_had_is_made_again(name, sound, folder, caplog):
-    suffix, damage = DAMAGE[name]
-    shutil.copytree(sound, folder)
-    (file,) = folder.glob(f"*.{suffix}")
-    damage(file)
+    damaged(name, sound, folder)
     caplog.clear()
     called()
     assert "is damaged" in caplog.text and "compiled in" in caplog.text
