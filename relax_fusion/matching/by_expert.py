@@ -168,10 +168,14 @@ class Pairs:
 
 
 def moved_on(view: BlockView, var: relax.Var) -> relax.Var:
-    """Return the last of the movements and casts that are all that reads a result."""
-    while (user := view.only_user(var)) is not None:
-        moves = is_call(view.defs[user], *IN_ORDER) and _is_float(user)
-        if not (moves or (is_call(view.defs[user], "relax.astype") and _is_float(user))):
+    """Return the last of the casts that are, with movements, all that reads a result; or itself.
+
+    Movements behind it stay: other kernels read what they are made of.
+    """
+    last = var
+    while (user := view.only_user(var)) is not None and _is_float(user):
+        is_cast = is_call(view.defs[user], "relax.astype")
+        if not (is_cast or is_call(view.defs[user], *IN_ORDER)):
             break
-        var = user
-    return var
+        var, last = user, user if is_cast else last
+    return last

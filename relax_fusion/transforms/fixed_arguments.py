@@ -36,6 +36,9 @@ class Fixed:
     """Whether it may be the first to be launched by a function: without elements, nothing is.  The
     kernel in front of it is then the caller's, which may have written what the function gets as a
     parameter."""
+    settled: tuple[bool, ...] = ()
+    """Whether every argument is written before the kernel in front of the function's begins: behind
+    what wrote it last, another one waits that is surely launched."""
 
     @classmethod
     def of(cls, func: tirx.PrimFunc) -> Fixed | None:
@@ -43,11 +46,21 @@ class Fixed:
         found = (func.attrs or {}).get(FIXED_ATTR)
         if found is None:
             return None
-        return cls(tuple(map(bool, found["arguments"])), bool(found["leads"]))
+        arguments, settled = (tuple(map(bool, found[name])) for name in ("arguments", "settled"))
+        return cls(arguments, bool(found["leads"]), settled)
 
     def to_attr(self) -> dict[str, object]:
         """Return the attribute."""
-        return {"arguments": list(self.arguments), "leads": self.leads}
+        settled = list(self.settled)
+        return {"arguments": list(self.arguments), "leads": self.leads, "settled": settled}
+
+    def both(self, other: Fixed) -> Fixed:
+        """Return what is known of the arguments at the calls of both."""
+        fixed, settled = (
+            tuple(a and b for a, b in zip(one, two, strict=True))
+            for one, two in ((self.arguments, other.arguments), (self.settled, other.settled))
+        )
+        return Fixed(fixed, self.leads or other.leads, settled)
 
 
 @module_pass
@@ -107,6 +120,7 @@ def fixed_arguments(
         memory = Memory(func, mod)
         fixed = (memory.given | memory.constants) - memory.written
         launched: list[list[ir.Expr]] = []
+        filled: dict[int, int] = {}  # how many were launched when a place had been written
         whole: dict[ir.Expr, ir.Expr] = {}  # of which kernels read a part
         for binding, in_branch in bindings_of(func.body):
             value = binding.value
@@ -114,15 +128,23 @@ def fixed_arguments(
                 whole[binding.var] = part[0]
             if is_call(value, "relax.call_tir") and value.args[0] in functions:
                 sizes = _sizes(value)
-                leads = not any(_implies(sizes, others) for others in launched)
-                args = (whole.get(a, a) for a in value.args[1].fields)
-                here = Fixed(tuple(memory.of(a) <= fixed for a in args), leads)
-                before = found.get(value.args[0], here)
-                pairs = zip(before.arguments, here.arguments, strict=True)
-                found[value.args[0]] = Fixed(
-                    tuple(a and b for a, b in pairs), before.leads or here.leads
+                args = [memory.of(whole.get(a, a)) for a in value.args[1].fields]
+                here = Fixed(
+                    tuple(places <= fixed for places in args),
+                    not _is_behind(sizes, launched),
+                    tuple(
+                        places.isdisjoint(memory.written)
+                        and _is_behind(
+                            sizes, launched[max((filled.get(p, 0) for p in places), default=0) :]
+                        )
+                        for places in args
+                    ),
                 )
+                before = found.get(value.args[0])
+                found[value.args[0]] = here if before is None else before.both(here)
                 launched += [] if in_branch else [sizes]
+            for place in memory.of(binding.var):
+                filled.setdefault(place, len(launched))
     return found
 
 
@@ -140,6 +162,8 @@ def _sizes(call: relax.Call) -> list[ir.Expr]:
     return found
 
 
-def _implies(sizes: Sequence[ir.Expr], others: Sequence[ir.Expr]) -> bool:
-    """Tell whether none of `others` is 0 where none of `sizes` is."""
-    return all(any(structural_equal(o, s) for s in sizes) for o in others)
+def _is_behind(sizes: Sequence[ir.Expr], launched: Sequence[Sequence[ir.Expr]]) -> bool:
+    """Tell whether one of some calls launches a kernel where a call of these sizes does."""
+    return any(
+        all(any(structural_equal(o, s) for s in sizes) for o in others) for others in launched
+    )

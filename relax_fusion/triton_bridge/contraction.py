@@ -8,6 +8,7 @@ launch of its own in front.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir
@@ -54,8 +55,12 @@ def contraction_steps(
     rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
     c = launches.Contraction(work, plan, rows, most_rows, dev, workspaces, fixed)
     if work.norm is None or norm_inside(work, plan):
-        norm = work.norm
-        return [s for p in found.launches for s in _matmul(c, p, found.x, found, norm)]
+        others = replace(found, normed=None)  # the first launch stores it
+        return [
+            step
+            for number, products in enumerate(found.launches)
+            for step in _matmul(c, products, found.x, others if number else found, work.norm)
+        ]
     known = found.normed or (found.total if work.norm.kind == "none" else None)
     y: Any = known or c.workspace("norm", (rows, work.k), work.dtype)
     rest = [s for p in found.launches for s in _matmul(c, p, y, found, None)]
@@ -121,6 +126,7 @@ def _gemv(
         "beta_ptr": found.beta if norm else None,
         "M": c.m,
         "eps": float(norm.eps) if norm else 0.0,
+        "normed_ptr": found.normed if norm else None,
         **launches.tensors_of(p.tensors() for p in products),
     }
     beta = bool(norm and norm.beta)

@@ -36,7 +36,7 @@ from .compile import Made, try_kernels
 from .contraction import contraction_steps
 from .experts import expert_steps
 from .generated.launch import generated_steps
-from .launches import AnyStep, FixedWeights, SourceStep, Step
+from .launches import NOTHING_FIXED, AnyStep, FixedWeights, SourceStep, Step
 from .operands import named_operands
 from .specialize import specialize
 
@@ -117,15 +117,21 @@ class Fused:
         if isinstance(self.work, Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
+        told = self.inputs, most, dev, workspaces, self._weights()
         if isinstance(self.work, ExpertMatmul):
             assert isinstance(plan, ExpertPlan), plan
-            steps = expert_steps(self.work, plan, self.inputs, most, dev, workspaces)
-            return [(True, [*steps])]
-        fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
-        known = zip(self.inputs, fixed.arguments, strict=True)
-        weights = FixedWeights([v for v, k in known if k], fixed.leads)
-        args = (self.work, plan, self.inputs, most, dev, workspaces, weights)
-        return [(True, contraction_steps(*args))]
+            return [(True, [*expert_steps(self.work, plan, *told)])]
+        return [(True, contraction_steps(self.work, plan, *told))]
+
+    def _weights(self) -> FixedWeights:
+        """Return which inputs may be read before the kernel in front has ended."""
+        if self.fixed is None:
+            return NOTHING_FIXED
+        fixed, settled = (
+            [v for v, known in zip(self.inputs, each, strict=False) if known]
+            for each in (self.fixed.arguments, self.fixed.settled)
+        )
+        return FixedWeights(fixed, self.fixed.leads, settled)
 
     def _most(self, bounds: dict[str, int]) -> int | None:
         """Return the most rows or query positions within bounds; None if nothing bounds them."""

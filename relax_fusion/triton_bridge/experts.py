@@ -25,7 +25,7 @@ from .kernels.expert_pairs import expert_pairs
 from .kernels.expert_sum import expert_sum
 from .kernels.expert_tiles import expert_tiles
 from .kernels.experts import ExpertForm, ExpertTensors, ExpertTile
-from .launches import FEW_ROWS, GROUP_M, Step, fewer
+from .launches import FEW_ROWS, GROUP_M, NOTHING_FIXED, FixedWeights, Step, fewer
 from .operands import named_operands
 
 ORDER_BLOCK, ORDER_WARPS = 1024, 4
@@ -46,11 +46,13 @@ def expert_steps(
     most_rows: int | None,
     dev: DeviceSpec,
     workspaces: dict[str, Workspace],
+    fixed: FixedWeights = NOTHING_FIXED,
 ) -> list[Step]:
     """Return the launches that compute `work`, in order.
 
-    `inputs` are in the order of ``work.graph``; the plan serves up to `most_rows` rows.
-    `workspaces` gets the workspaces, for the plans of other ranges to use the same.
+    `inputs` are in the order of ``work.graph``, and `fixed` tells which of them may be read early;
+    the plan serves up to `most_rows` rows.  `workspaces` gets the workspaces, for the plans of
+    other ranges to use the same.
     """
     given = named_operands(work, inputs)
     names = {"w": "w0", "bias": "bias0", "out": "out0", "scale": "w0_scale"}
@@ -59,8 +61,15 @@ def expert_steps(
     rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
     few = most_rows is not None and most_rows <= FEW_ROWS
     dependent = dev.capabilities.dependent_launch and few
-    call = ExpertCall(_form(work), ExpertTensors(**tensors), rows, work.out_dtype, dependent)
-    return call.steps(plan, workspaces, most_rows)
+    weights = [w for w in (tensors["w"], tensors["scale"]) if w is not None]
+    early = dependent and not fixed.leads and _among(weights, fixed.inputs)
+    early = early and _among([tensors["ids"]], fixed.settled)
+    of = _form(work), ExpertTensors(**tensors), rows, work.out_dtype
+    return ExpertCall(*of, dependent, early).steps(plan, workspaces, most_rows)
+
+
+def _among(some: Sequence[Any], every: Sequence[Any]) -> bool:
+    return all(any(one is other for other in every) for one in some)
 
 
 def _form(work: ExpertMatmul) -> ExpertForm:
@@ -93,6 +102,7 @@ class ExpertCall:
     tokens: Any  # how many tokens there are
     out_dtype: str  # a dtype of TVM
     dependent: bool  # whether launches may overlap the end of the one before them
+    early: bool = False  # whether weights and numbers of experts may be read by then
 
     def steps(
         self, plan: ExpertPlan, workspaces: dict[str, Workspace], most: int | None
@@ -126,7 +136,7 @@ class ExpertCall:
 
     def _pairs(self, plan: ExpertPlan) -> Step:
         rows = self._pairs_count if self.tensors.share is None else self.tokens
-        constants = {"F": self.form, "C": self._tile(plan, unroll=plan.unroll)}
+        constants = {"F": self.form, "C": self._tile(plan, early=self.early, unroll=plan.unroll)}
         options = self._options(plan.num_warps, plan.num_stages)
         grid = (rows, self._columns(plan))
         return Step(expert_pairs, grid, {"p": self.tensors}, constants, options)

@@ -63,6 +63,8 @@ class FixedWeights:
     leads: bool = True
     """Whether the contraction may be what its function launches first, so that the kernel in front
     is the caller's and may have written them."""
+    settled: Sequence[ir.Expr] = ()
+    """Inputs that are written before the kernel in front begins."""
 
 
 NOTHING_FIXED = FixedWeights()

@@ -162,6 +162,36 @@ def test_what_may_launch_nothing_is_no_first(first: str, second: str, leads: boo
     assert known(*bindings, functions="gf").leads == leads
 
 
+IDS = call("w", out="v", function="g")
+BETWEEN = call("v", out="h", function="g")
+
+
+@pytest.mark.parametrize(
+    ("bindings", "functions", "settled"),
+    [
+        ((IDS, BETWEEN, call("v", x="h")), "fg", True),
+        ((IDS, BETWEEN, "t = R.reshape(v, (4,))", call("t")), "fg", False),  # it may be a copy
+        ((IDS, BETWEEN, call("w", x="h")), "fg", True),
+        ((IDS, call("v")), "fg", False),
+        ((BETWEEN.replace("(x, v)", "(x, w)"), IDS, call("v", x="h")), "fg", False),
+        ((IDS, BETWEEN, call("v", x="h")), "f", False),
+        ((IDS, BETWEEN, in_place("v"), call("v", x="h")), "fg", False),
+        ((IDS, BETWEEN.replace("(4,)", "(n,)"), call("v", x="x")), "fg", False),
+        (("v = R.add(x, x)", *BRANCHES[1:], call("v")), "fg", False),
+    ],
+)
+def test_what_was_written_before_the_kernel_in_front(
+    bindings: tuple[str, ...], functions: str, settled: bool
+) -> None:
+    found = known(*bindings, functions=functions).settled
+    assert found[1] == settled
+
+
+def test_what_is_settled_at_one_call_need_not_be_at_another() -> None:
+    bindings = (IDS, BETWEEN, call("v", x="h", out="z"), call("z"))
+    assert not known(*bindings, functions="fg").settled[1]
+
+
 WORK = replace(HALF, rows=1, k=64, outputs=(plain(32),))
 PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8, family="fma_tiles")
 H200 = make_target("h200")
@@ -216,7 +246,7 @@ def marked(first: tirx.PrimFunc, target: Target = H200) -> ir.IRModule:
 )
 def test_fused_functions_are_marked(first: tirx.PrimFunc, leads: bool) -> None:
     mod = marked(first)
-    assert Fixed.of(mod["fused"]) == Fixed((False, True), leads)
+    assert Fixed.of(mod["fused"]) == Fixed((False, True), leads, (False, not leads))
     assert Fixed.of(mod["first"]) is None
 
 

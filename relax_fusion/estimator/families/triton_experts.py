@@ -48,13 +48,13 @@ registers, and no ``wgmma`` reads shared memory: with more, its registers spill.
 MOST_ROWS = 8
 """Rows beyond which pairs are sorted."""
 
-LONG_TILES = ((2, 1024, 4), (4, 1024, 4), (4, 256, 1), (8, 256, 1))
+LONG_TILES = ((2, 1024, 4), (4, 1024, 4), (2, 1024, 8), (4, 256, 4), (4, 256, 1), (8, 256, 1))
 """Columns, elements of k and warps of pairs whose weights lie along k: a lane has 8 elements."""
 
 WIDE_TILES = ((64, 32, 4), (32, 64, 4), (64, 64, 4))
 """The same where columns lie side by side."""
 
-WORD_TILES = ((4, 1024, 4), (8, 1024, 4), (8, 512, 2), (16, 512, 4), (8, 256, 1))
+WORD_TILES = ((8, 2048, 2), (8, 1024, 2), (8, 1024, 4), (4, 1024, 4), (8, 256, 4), (4, 256, 2))
 """The same of weights in words."""
 
 UNPACKED = 32
@@ -225,8 +225,14 @@ def _column_tiles(plan: TilePlan, work: ExpertMatmul) -> int:
 
 
 def _accumulators(plan: TilePlan, work: ExpertMatmul) -> int:
-    """Return the float32 sums of a thread; of pairs, the elements that it holds at once."""
+    """Return the float32 sums of a thread; of pairs, the registers of what it holds at once.
+
+    Those are weights, of all pairs of a row where these are added; or words, and as many sums.
+    """
     elements = plan.block_n * (plan.block_k if plan.family == PAIRS else plan.block_m)
+    if plan.family == PAIRS:
+        elements *= work.chosen if work.share else 1
+        elements = elements * 2 // work.packed.fields if work.packed else elements // 2
     return ceil_div(elements * _halves(work), 32 * max(plan.num_warps, 1))
 
 

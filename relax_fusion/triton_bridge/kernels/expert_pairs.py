@@ -4,9 +4,11 @@ Regime: weight bytes.  Each pair reads ``k`` elements of every column of its exp
 of one expert run side by side, and the second reads from L2.
 
 Shape: as `gemv`, `block_n` columns a program and `block_k` elements of each at a time.  Where the
-results of a token's pairs are added, one program goes through all of them, in their order: its sum
-over k is as many times as long, each part multiplied by its pair's share.  So lanes and warps are
-added once, no launch follows, and the result is always the same.
+results of a token's pairs are added, a program has all of them side by side, ``[n, pairs, k]``:
+lanes, warps and pairs are added once, at the end, no launch follows, and the result is always the
+same.  The first weights of all pairs are asked for together, before anything else is read, and
+where the numbers of experts are known by then (`ExpertTile.early`), before the kernel in front has
+ended.
 """
 
 from __future__ import annotations
@@ -15,9 +17,21 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .expert_words import word_products, words_of
-from .experts import apart, behind_product, expert_at, width_of
-from .gemv import load_row, sum_runs
+from .expert_words import load_words, numbers_of, units_of
+from .experts import apart, behind_product, expert_at, read_columns, width_of
+from .gemv import load_row
+
+
+@triton.constexpr_function
+def pairs_of(F, summed):
+    """Return the pairs of a program, those that are none among them: a power of two."""
+    return triton.next_power_of_2(int(F.chosen)) if summed else 1
+
+
+@triton.constexpr_function
+def lane_run(F):
+    """Return how many neighbours along k a lane adds up."""
+    return F.fields if F.bits else (8 if F.layout == "nk" else 1)
 
 
 @triton.jit
@@ -27,65 +41,70 @@ def add_pairs(a, b, c, d):
 
 
 @triton.jit
-def weights_at(ptrs, columns, k_index, WIDTH: tl.constexpr, F: tl.constexpr, C: tl.constexpr):
-    """Return float32 weights ``[n, k]``, zero outside."""
-    if WIDTH % C.block_n == 0 and F.k % C.block_k == 0:
-        w = tl.load(ptrs, eviction_policy="evict_first")
+def weights_at(p, expert, columns, start, F: tl.constexpr, C: tl.constexpr):
+    """Return weights ``[n, pairs, k]`` from k = `start` on, zero beyond its end, and scales.
+
+    Of weights in words those are words, and float32 scales, ``[n, pairs, words]``.
+    """
+    WIDTH: tl.constexpr = width_of(F, True)
+    first = expert.to(tl.int64)[None, :, None] * WIDTH
+    if F.bits:
+        word = start // F.fields + tl.arange(0, C.block_k // F.fields)
+        return load_words(p, first + columns[:, None, None], word, F)
     else:
-        mask = (columns < WIDTH)[:, None] & (k_index < F.k)[None, :]
-        w = tl.load(ptrs, mask=mask, other=0.0, eviction_policy="evict_first")
-    return w.to(tl.float32)
-
-
-@triton.jit
-def add_words(acc, other, x_row_ptr, share, p, expert, columns, F: tl.constexpr, C: tl.constexpr):
-    """Do as `add_products` with weights in words; sums are ``[n, words]``."""
-    COUNT: tl.constexpr = C.block_k // F.fields
-    WIDTH: tl.constexpr = width_of(F, F.gate == "pairs")
-    columns = tl.minimum(columns, WIDTH - 1)
-    for start in tl.range(0, words_of(F), COUNT, num_stages=C.stages):
-        word = start + tl.arange(0, COUNT)
-        k_index = word[:, None] * F.fields + tl.arange(0, F.fields)[None, :]
-        x = load_row(x_row_ptr, k_index, F.k, F.k % C.block_k == 0) * share
-        if F.gate == "halves":
-            other += word_products(p, expert, columns + F.n, word, x, F)
-        acc += word_products(p, expert, columns, word, x, F)
-    return acc, other
-
-
-@triton.jit
-def add_products(acc, other, x_row_ptr, share, w_ptr, columns, F: tl.constexpr, C: tl.constexpr):
-    """Add products of one row, times its share, to sums ``[n, k / RUN]``, of both halves."""
-    RUN: tl.constexpr = C.block_k // acc.shape[1]
-    WIDTH: tl.constexpr = width_of(F, F.gate == "pairs")
-    for start in tl.range(
-        0, F.k, C.block_k, num_stages=C.stages, loop_unroll_factor=C.unroll
-    ):  # fmt: skip
-        k_index = start + tl.arange(0, C.block_k)
-        if F.layout == "nk":
-            ptrs = w_ptr + columns[:, None] * F.k + k_index[None, :]
+        k_index = start + tl.arange(0, C.block_k)[None, None, :]
+        across = columns[:, None, None]
+        within = across * F.k + k_index if F.layout == "nk" else across + k_index * WIDTH
+        ptrs = p.w + first * F.k + within
+        if F.k % C.block_k == 0:
+            return tl.load(ptrs, eviction_policy="evict_first"), 1.0
         else:
-            ptrs = w_ptr + columns[:, None] + k_index[None, :] * width_of(F, True)
-        w = weights_at(ptrs, columns, k_index, WIDTH, F, C)
-        x = load_row(x_row_ptr, k_index, F.k, F.k % C.block_k == 0) * share
-        if F.gate == "halves":
-            ptrs += F.n * F.k if F.layout == "nk" else F.n
-            up = weights_at(ptrs, columns, k_index, WIDTH, F, C)
-            other += sum_runs(up * x[None, :], RUN)
-        acc += sum_runs(w * x[None, :], RUN)
-    return acc, other
+            mask = k_index < F.k
+            return tl.load(ptrs, mask=mask, other=0.0, eviction_policy="evict_first"), 1.0
 
 
 @triton.jit
-def load_bias(p, expert, columns, F: tl.constexpr):
-    """Return the float32 biases ``[n]`` of an expert's columns, and of the other half."""
-    ptrs = p.bias + expert * width_of(F, True) + columns
-    mask = columns < width_of(F, F.gate == "pairs")
-    bias = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
-    if F.gate == "halves":
-        return bias, tl.load(ptrs + F.n, mask=mask, other=0.0).to(tl.float32)
+def rows_at(p, row, start, F: tl.constexpr, C: tl.constexpr):
+    """Return float32 elements ``[pairs, k]`` of rows from k = `start` on, zero beyond its end.
+
+    For weights in words they are ``[pairs, words, fields]``, in units of the fields.
+    """
+    x_ptrs = p.x + row.to(tl.int64)[:, None] * F.k
+    if F.bits:
+        word = start // F.fields + tl.arange(0, C.block_k // F.fields)
+        k_index = word[None, :, None] * F.fields + tl.arange(0, F.fields)[None, None, :]
+        x = load_row(x_ptrs[:, :, None], k_index, F.k, F.k % C.block_k == 0)
+        return x * units_of(F)[None, None, :]
     else:
-        return bias, bias
+        k_index = start + tl.arange(0, C.block_k)[None, :]
+        return load_row(x_ptrs, k_index, F.k, F.k % C.block_k == 0)
+
+
+@triton.jit
+def sums_of(weights, scales, x, F: tl.constexpr):
+    """Return float32 sums ``[n, pairs, lanes]`` of the products that a lane has."""
+    if F.bits:
+        return tl.sum(numbers_of(weights, F) * x[None, :, :, :], axis=3) * scales
+    else:
+        RUN: tl.constexpr = lane_run(F)
+        ROWS: tl.constexpr = weights.shape[0]
+        PAIRS: tl.constexpr = weights.shape[1]
+        RUNS: tl.constexpr = weights.shape[2] // RUN
+        products = weights.to(tl.float32) * x[None, :, :]
+        return tl.sum(tl.reshape(products, [ROWS, PAIRS, RUNS, RUN]), axis=3)
+
+
+@triton.jit
+def in_a_line(sums):
+    """Return sums ``[n, pairs, lanes]`` as ``[n, pairs * lanes]``."""
+    return tl.reshape(sums, [sums.shape[0], sums.shape[1] * sums.shape[2]])
+
+
+@triton.jit
+def biases_of(p, expert, columns, F: tl.constexpr):
+    """Return float32 biases ``[n, pairs]``."""
+    first = expert.to(tl.int64)[None, :] * width_of(F, True)
+    return tl.load(p.bias + first + columns[:, None]).to(tl.float32)
 
 
 @triton.jit
@@ -101,47 +120,59 @@ def expert_pairs(p, F: tl.constexpr, C: tl.constexpr):
         is no gate and no activation then.
     C : ExpertTile
     """
-    if C.pdl:
+    if C.pdl and not C.early:
         gdc_wait()
         gdc_launch_dependents()
-    index, tile_n = tl.program_id(0), tl.program_id(1)
     SUMMED: tl.constexpr = p.share is not None
     tl.static_assert(not SUMMED or (F.gate == "none" and F.activation == "none"))
+    HALVES: tl.constexpr = F.gate == "halves"
     COUNT: tl.constexpr = F.chosen if SUMMED else 1
-    RUN: tl.constexpr = F.fields if F.bits else (8 if F.layout == "nk" else 1)
-    columns = tile_n * C.block_n + tl.arange(0, C.block_n)
-    acc = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
-    other = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
-    bias = tl.zeros([C.block_n], tl.float32)
-    bias_other = tl.zeros([C.block_n], tl.float32)
-    for place in tl.static_range(COUNT):
-        pair = index * COUNT + place
-        row = pair if F.each else (index if SUMMED else index // F.chosen)
-        expert = expert_at(p.ids, pair, True, F.experts).to(tl.int64)
-        share = tl.load(p.share + pair).to(tl.float32) if SUMMED else 1.0
-        w_ptr = p.w + expert * (width_of(F, True) * F.k)
-        x_row_ptr = p.x + row.to(tl.int64) * F.k
-        if F.bits:
-            acc, other = add_words(acc, other, x_row_ptr, share, p, expert, columns, F, C)
-        else:
-            acc, other = add_products(acc, other, x_row_ptr, share, w_ptr, columns, F, C)
-        if p.bias is not None:
-            first, second = load_bias(p, expert, columns, F)
-            bias += first * share
-            bias_other += second * share
-    if F.gate == "halves":
-        total, total_other = tl.reduce((acc, other), 1, add_pairs)
+    index, tile_n = tl.program_id(0), tl.program_id(1)
+    columns = read_columns(tile_n, F, C)
+    # What is no pair is read as the last one, and has no share
+    place = tl.arange(0, pairs_of(F, SUMMED))
+    pair = index * COUNT + tl.minimum(place, COUNT - 1)
+    expert = expert_at(p.ids, pair, place < COUNT, F.experts)
+    weights, scales = weights_at(p, expert, columns, 0, F, C)
+    if HALVES:
+        others, other_scales = weights_at(p, expert, columns + F.n, 0, F, C)
+    if C.pdl and C.early:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = pair if F.each else pair // F.chosen
+    x = rows_at(p, row, 0, F, C)
+    acc = sums_of(weights, scales, x, F)
+    other = sums_of(others, other_scales, x, F) if HALVES else acc
+    for start in tl.range(
+        C.block_k, F.k, C.block_k, num_stages=C.stages, loop_unroll_factor=C.unroll
+    ):  # fmt: skip
+        weights, scales = weights_at(p, expert, columns, start, F, C)
+        if HALVES:
+            others, other_scales = weights_at(p, expert, columns + F.n, start, F, C)
+        x = rows_at(p, row, start, F, C)
+        acc += sums_of(weights, scales, x, F)
+        if HALVES:
+            other += sums_of(others, other_scales, x, F)
+    if SUMMED:
+        share = tl.load(p.share + pair, mask=place < COUNT, other=0.0).to(tl.float32)
+        acc *= share[None, :, None]
+    if HALVES:
+        total, total_other = tl.reduce((in_a_line(acc), in_a_line(other)), 1, add_pairs)
     else:
-        total = tl.sum(acc, axis=1)
+        total = tl.sum(in_a_line(acc), axis=1)
         total_other = total
-    total = (total + bias)[None, :]
-    total_other = (total_other + bias_other)[None, :]
+    if p.bias is not None:
+        bias = biases_of(p, expert, columns, F)
+        total += tl.sum(bias * share[None, :] if SUMMED else bias, axis=1)
+        if HALVES:
+            total_other += tl.sum(biases_of(p, expert, columns + F.n, F), axis=1)
+    total, total_other = total[None, :], total_other[None, :]
     if F.gate == "pairs":
         total, total_other = apart(total)
     result = behind_product(total, total_other, F)
     OWN: tl.constexpr = result.shape[1]
     column = tile_n * OWN + tl.arange(0, OWN)[None, :]
-    place = index.to(tl.int64) * F.n + column
+    at = index.to(tl.int64) * F.n + column
     if p.residual is not None:
-        result += tl.load(p.residual + place, mask=column < F.n, other=0.0).to(tl.float32)
-    tl.store(p.out + place, result.to(p.out.dtype.element_ty), mask=column < F.n)
+        result += tl.load(p.residual + at, mask=column < F.n, other=0.0).to(tl.float32)
+    tl.store(p.out + at, result.to(p.out.dtype.element_ty), mask=column < F.n)

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .addresses import swizzled_tile
 from .expert_order import TILE_FIELDS
 from .expert_words import unpacked_tile
-from .experts import apart, behind_product, width_of
+from .experts import apart, behind_product, read_columns, width_of
 from .matmul_pointer import multiply, rows_first
 
 
@@ -62,15 +62,6 @@ def weight_tile(
 
 
 @triton.jit
-def read_columns(tile_n, F: tl.constexpr, C: tl.constexpr):
-    """Return the columns ``[n]`` of a tile, any for those beyond the end, in runs as they lie."""
-    WIDTH: tl.constexpr = width_of(F, F.gate == "pairs")
-    RUN: tl.constexpr = together(WIDTH, C.block_n)
-    columns = tile_n * C.block_n + tl.arange(0, C.block_n)
-    return tl.max_contiguous(tl.multiple_of(columns % WIDTH, RUN), RUN)
-
-
-@triton.jit
 def products(x_ptrs, in_rows, p, w_map, expert, tile_n, F: tl.constexpr, C: tl.constexpr):
     """Return float32 ``[m, n]`` products of rows with a tile of columns, and with its other half.
 
@@ -90,12 +81,6 @@ def products(x_ptrs, in_rows, p, w_map, expert, tile_n, F: tl.constexpr, C: tl.c
             other = weight_tile(p, w_map, expert, tile_n, start, 1, F, C)
             acc_other = multiply(other, x, acc_other, C.swap)
     return rows_first(acc, C.swap), rows_first(acc_other, C.swap)
-
-
-@triton.constexpr_function
-def together(columns, block):
-    """Return how many columns of a tile lie side by side at least, where they wrap at the end."""
-    return min(columns & -columns, block)
 
 
 @triton.jit

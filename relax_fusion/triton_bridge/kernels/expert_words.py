@@ -28,14 +28,29 @@ def groups_of(F):
 
 @triton.jit
 def numbers_of(words, F: tl.constexpr):
-    """Return the float32 numbers ``[n, words, fields]`` of words ``[n, words]``."""
-    shift = tl.arange(0, F.fields) * F.bits
-    bits = (words.to(tl.int32)[:, :, None] >> shift[None, None, :]) & ((1 << F.bits) - 1)
+    """Return the float32 numbers ``[..., fields]`` of words, each times 1 / `units_of`.
+
+    All numbers of a word are made where the word is: a reshape keeps its place, unlike a new axis.
+    """
+    wide = words.to(tl.uint32)
     if F.number == "e2m1":
-        placed = ((bits & 7) << 22) | ((bits & 8) << 28)
+        each = tl.reshape(wide, words.shape + [1])
+        field = tl.arange(0, F.fields) * F.bits
+        placed = each << tl.maximum(22 - field, 0).to(tl.uint32)
+        placed >>= tl.maximum(field - 22, 0).to(tl.uint32)
+        placed = (placed & (7 << 22)) | ((placed << 6) & (1 << 31))
         return placed.to(tl.float32, bitcast=True) * 8.507059173023462e37
     else:
-        return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + F.zero)
+        HALF: tl.constexpr = F.fields // 2
+        halves = tl.join(wide, wide >> (HALF * F.bits))
+        place = (tl.arange(0, HALF) * F.bits).to(tl.uint32)
+        # A number that the compiler does not know, so that `&` and `|` are one instruction
+        exponent = tl.num_programs(2).to(tl.uint32) * 0x4B000000
+        placed = (
+            tl.reshape(halves, words.shape + [2, 1]) & (((1 << F.bits) - 1) << place)
+        ) | exponent
+        zero = ((F.zero << place) | 0x4B000000).to(tl.float32, bitcast=True)
+        return tl.reshape(placed.to(tl.float32, bitcast=True) - zero, words.shape + [F.fields])
 
 
 @triton.jit
@@ -45,15 +60,25 @@ def power_of_two(byte):
     return ((byte << 23) | ends).to(tl.float32, bitcast=True)
 
 
+def units_of(F: tl.constexpr):
+    """Return what the numbers of each field are to be multiplied by, ``[fields]``."""
+    if F.number == "e2m1":
+        return tl.full([F.fields], 1.0, tl.float32)
+    else:
+        place = tl.arange(0, F.fields) % (F.fields // 2) * F.bits
+        return ((127 - place) << 23).to(tl.float32, bitcast=True)
+
+
 @triton.jit
-def load_words(p, expert, columns, word, F: tl.constexpr):
-    """Return words ``[n, words]`` and float32 scales alike, zero beyond the end of k."""
+def load_words(p, row, word, F: tl.constexpr):
+    """Return words ``[..., words]`` of rows ``[..., 1]`` of all experts, and float32 scales alike.
+
+    They are zero beyond the end of k.
+    """
     WORDS: tl.constexpr = words_of(F)
-    row = expert.to(tl.int64) * width_of(F, True) + columns
-    inside = (word < WORDS)[None, :]
-    words = tl.load(p.w + row[:, None] * WORDS + word[None, :], mask=inside, other=0)
-    at = row[:, None] * groups_of(F) + (word // (F.group // F.fields))[None, :]
-    scales = tl.load(p.scale + at, mask=inside, other=0)
+    words = tl.load(p.w + row * WORDS + word, mask=word < WORDS, other=0)
+    at = row * groups_of(F) + word // (F.group // F.fields)
+    scales = tl.load(p.scale + at, mask=word < WORDS, other=0)
     if F.exponents:
         return words, power_of_two(scales.to(tl.int32))
     else:
@@ -61,17 +86,11 @@ def load_words(p, expert, columns, word, F: tl.constexpr):
 
 
 @triton.jit
-def word_products(p, expert, columns, word, x, F: tl.constexpr):
-    """Return float32 sums ``[n, words]`` of each word's products with ``x [words, fields]``."""
-    words, scales = load_words(p, expert, columns, word, F)
-    return tl.sum(numbers_of(words, F) * x[None, :, :], axis=2) * scales
-
-
-@triton.jit
 def unpacked_tile(p, expert, columns, start, F: tl.constexpr, C: tl.constexpr):
     """Return a tile ``[n, k]`` of an expert's weight, from k = `start` on, in the dtype of x."""
-    COUNT: tl.constexpr = C.block_k // F.fields
-    word = start // F.fields + tl.arange(0, COUNT)
-    words, scales = load_words(p, expert, columns, word, F)
-    tile = (numbers_of(words, F) * scales[:, :, None]).to(p.x.dtype.element_ty)
+    word = start // F.fields + tl.arange(0, C.block_k // F.fields)
+    row = expert.to(tl.int64) * width_of(F, True) + columns
+    words, scales = load_words(p, row[:, None], word, F)
+    factors = scales[:, :, None] * units_of(F)[None, None, :]
+    tile = (numbers_of(words, F) * factors).to(p.x.dtype.element_ty)
     return tl.reshape(tile, [C.block_n, C.block_k])

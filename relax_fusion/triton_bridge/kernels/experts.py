@@ -81,6 +81,8 @@ class ExpertTile(NamedTuple):
     """How many blocks of k are under way, as asynchronous copies."""
     pdl: bool
     """Programmatic dependent launch: launched while a predecessor may still run."""
+    early: bool = False
+    """Whether numbers of experts and weights may be read before it has ended."""
     unroll: int = 1
     """How many blocks of k a turn of the loop has."""
     block_m: int = 1
@@ -95,6 +97,21 @@ class ExpertTile(NamedTuple):
 def width_of(F, whole):
     """Return the columns of an expert's weight, or those of one half of it."""
     return 2 * F.n if whole and F.gate != "none" else F.n
+
+
+@triton.constexpr_function
+def together(columns, block):
+    """Return how many columns of a tile lie side by side at least, where they wrap at the end."""
+    return min(columns & -columns, block)
+
+
+@triton.jit
+def read_columns(tile_n, F: tl.constexpr, C: tl.constexpr):
+    """Return the columns ``[n]`` of a tile, any for those beyond the end, in runs as they lie."""
+    WIDTH: tl.constexpr = width_of(F, F.gate == "pairs")
+    RUN: tl.constexpr = together(WIDTH, C.block_n)
+    columns = tile_n * C.block_n + tl.arange(0, C.block_n)
+    return tl.max_contiguous(tl.multiple_of(columns % WIDTH, RUN), RUN)
 
 
 @triton.jit

@@ -70,7 +70,7 @@ def add_triples(a, b, c, d, e, f):
 @triton.jit
 def dot_products(args, p, tile_n, F: tl.constexpr, C: tl.constexpr):
     """Compute `block_n` outputs of one row."""
-    x_ptr, gamma_ptr, beta_ptr, M, eps = args
+    x_ptr, gamma_ptr, beta_ptr, M, eps, normed_ptr = args
     EVEN_N: tl.constexpr = F.n % C.block_n == 0
     EVEN_K: tl.constexpr = C.k % C.block_k == 0
     w_ptr = half_pointer(p.w, False, F.n, C.k, F.layout, F.merged)
@@ -121,6 +121,11 @@ def dot_products(args, p, tile_n, F: tl.constexpr, C: tl.constexpr):
         scale = inverse_rms(squares, C.k, eps)
         total *= scale
         total_up *= scale
+        scale = tl.max(scale, axis=0)
+    if normed_ptr is not None and tl.program_id(0) == 0:
+        tl.static_assert(C.norm == "rms" and C.k <= C.block_k, "the row is no longer there")
+        normed = (x * scale).to(normed_ptr.dtype.element_ty)
+        tl.store(normed_ptr + row.to(tl.int64) * C.k + k_index, normed, mask=k_index < C.k)
     rows = row + tl.arange(0, 1)
     store_output(p, total[None, :], total_up[None, :], rows, n_index, tile_n, M, F)
 
@@ -128,7 +133,7 @@ def dot_products(args, p, tile_n, F: tl.constexpr, C: tl.constexpr):
 @triton.jit
 def gemv(
     x_ptr, gamma_ptr, beta_ptr, M, eps, p0, F0: tl.constexpr, C: tl.constexpr,
-    p1=None, F1: tl.constexpr = None, p2=None, F2: tl.constexpr = None,
+    p1=None, F1: tl.constexpr = None, p2=None, F2: tl.constexpr = None, normed_ptr=None,
 ):  # fmt: skip
     """Compute `block_n` outputs of one row.  Grid: ``(column tiles, M)``.
 
@@ -141,8 +146,10 @@ def gemv(
         With weights that are pointers.
     C : Constants
         `norm` is ``"none"``, ``"rms"`` or ``"layer"``.
+    normed_ptr : [M, k]
+        Gets the row behind an RMSNorm, of which a block of k is the whole; or None.
     """
     if C.pdl and (C.norm == "layer" or not C.early):
         gdc_wait()
-    args = (x_ptr, gamma_ptr, beta_ptr, M, eps)
+    args = (x_ptr, gamma_ptr, beta_ptr, M, eps, normed_ptr)
     of_product(dot_products, tl.program_id(0), args, (p0, p1, p2), F0, F1, F2, C)

@@ -121,6 +121,20 @@ def test_projections_share_a_launch(interpreter: Interpreter, name: str, norm: N
         case.check(case.inputs(), computed(interpreter, case, PLANS[plan]), stored=True)
 
 
+@pytest.mark.parametrize("name", ["four", "keys-values"])
+@pytest.mark.parametrize("block_k", [64, 32])
+def test_a_row_that_is_read_at_once_is_stored_as_well(
+    interpreter: Interpreter, name: str, block_k: int
+) -> None:
+    projections, launches = TOGETHER[name]
+    norm = replace(NORMS[1], returns_norm=True)
+    case = Case(name, NormMatmul(3, 40, tuple(projections), norm, **HALF))
+    plan = replace(PLANS["gemv"], block_k=block_k)
+    steps = launch_cases(case.work, plan, parameters(case.work))[0][1]
+    assert len(steps) == launches + (block_k < 40), "a norm in front, or none"
+    case.check(case.inputs(), computed(interpreter, case, plan), stored=True)
+
+
 def test_a_rotation_does_not_mix_features_that_stay(interpreter: Interpreter) -> None:
     outputs = (turned(Rope(16, 16, "float32"), 32, "bias"),)
     case = Case("apart", NormMatmul(1, 40, outputs, None, **HALF))

@@ -123,10 +123,15 @@ def _fit_together(projections: Sequence[Projection]) -> bool:
 
 
 def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
-    """Tell whether the matmul's own kernel normalises: where it can, and nothing else wants it."""
+    """Tell whether the matmul's own kernel normalises: where it can, and nothing else wants it.
+
+    A row that is read at once is stored as well.
+    """
     norm = work.norm
-    if norm is None or norm.residual or norm.returns_sum or norm.returns_norm or norm.each:
+    if norm is None or norm.residual or norm.returns_sum or norm.each:
         return False
+    if norm.returns_norm:
+        return plan.family == "gemv" and norm.kind == "rms" and work.k <= plan.block_k
     if plan.family == "gemv":
         return True
     few = plan.block_m <= NORM_INSIDE_ROWS and plan.block_k == NORM_INSIDE_K
@@ -157,7 +162,7 @@ def tile_of(plan: TilePlan, problem: MatmulProblem) -> Tile:
     """Return what a plan asks for."""
     shape, dev, inside = problem.columns, problem.dev, norm_inside(problem.work, plan)
     if plan.family == "gemv":
-        return _dots(plan, shape, dev)
+        return _dots(plan, shape, dev, inside)
     columns, steps = plan.block_n * shape.parts, plan.block_k * plan.split_k
     rows, slices = plan.block_m / 64, plan.block_k * shape.in_bytes / 32
     weight_bytes = columns * plan.block_k * shape.in_bytes
@@ -184,13 +189,13 @@ def tile_of(plan: TilePlan, problem: MatmulProblem) -> Tile:
     )
 
 
-def _dots(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Tile:
+def _dots(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -> Tile:
     """Return what dot products of a row ask for, which may normalise inside."""
     parts = ceil_div(shape.k, plan.block_k)
     idle = parts * plan.block_k / shape.k - 1
     products = shape.k * plan.block_n * shape.parts / (dev.warp_size * plan.num_warps)
     waited = products + MEETING * log2(plan.num_warps)
-    if shape.has_norm:
+    if inside:
         waited += NORM_WAIT + (LAYER_WAIT * parts if shape.norm == "layer" else 0)
     return Tile(
         rows=1,
@@ -200,6 +205,7 @@ def _dots(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Tile:
         multiprocessors=dev.sm_count,
         depth=plan.block_k,
         instructions=waited / parts,
+        in_front=shape.has_norm and not inside,
         rereads=1.0,
         reopened=REOPENED * log2(parts) + IDLE_LANES * (idle if parts > 1 else 0.0),
     )
