@@ -77,7 +77,9 @@ def _form(work: ExpertMatmul) -> ExpertForm:
     form = ExpertForm(work.experts, work.chosen, work.n, work.k, work.layout, work.each)
     packed = work.packed
     if packed is not None:
-        form = form._replace(bits=packed.bits, fields=packed.fields, group=packed.group)
+        whole = 32 // packed.bits  # narrower words are read together where groups allow it
+        fields = whole if packed.group % whole == 0 else packed.fields
+        form = form._replace(bits=packed.bits, fields=fields, group=packed.group)
         form = form._replace(zero=packed.zero or 0, number="e2m1" if packed.number else "")
         form = form._replace(exponents=packed.scale_dtype == EXPONENT)
     if gate is None:

@@ -10,9 +10,10 @@ Every kernel that is launched so waits before it ends, so one that has ended kno
 it have.  They let their successor begin behind their wait.  Only the merge of an attention's parts
 lets it begin at once: what its function launched before has waited.  So the kernels of a caller
 have ended when a function's second kernel begins, and what no kernel of the function writes may be
-read in front of a wait.  Norms in front of few rows gain nothing by it: a matmul whose blocks begin
-while the kernel in front of the norm is at work gets multiprocessors one after the other, and a
-token at batch 8 takes 4 % longer (`2026-11-29-whole_step.log`).
+read in front of a wait; as may what one wrote that is not the one in front.  Norms in front of few
+rows gain nothing by it: a matmul whose blocks begin while the kernel in front of the norm is at
+work gets multiprocessors one after the other, and a token at batch 8 takes 4 % longer
+(`2026-11-29-whole_step.log`).
 
 A launch parameter of TVM makes all kernels of a function such.
 """

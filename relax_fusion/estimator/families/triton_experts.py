@@ -18,7 +18,7 @@ from ...validation import Count, Natural
 from ...workload import DTYPE_BYTES, FLOAT_BYTES, ExpertMatmul, Packed
 from ...workload.formats import E2M1, EXPONENT
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
-from ..gpu_cost import Launch, Rates, predicted, price, price_step, resident_blocks
+from ..gpu_cost import ISSUE_PER_CLOCK, Launch, Rates, predicted, price, price_step, resident_blocks
 from ..limits import SYSTEM_SMEM_BYTES
 from ..prediction import HALF_DTYPES, Footprint, Formula, Prediction, Step, ceil_div, in_a_row
 from ..shape import Problem, Size, rows_at
@@ -48,21 +48,27 @@ registers, and no ``wgmma`` reads shared memory: with more, its registers spill.
 MOST_ROWS = 8
 """Rows beyond which pairs are sorted."""
 
-LONG_TILES = ((2, 1024, 4), (4, 1024, 4), (2, 1024, 8), (4, 256, 4), (4, 256, 1), (8, 256, 1))
-"""Columns, elements of k and warps of pairs whose weights lie along k: a lane has 8 elements."""
+LONG_TILES = ((2, 2048, 4), (1, 2048, 4)), ((4, 256, 4), (8, 256, 8), (4, 1024, 4))
+"""Columns, elements of k and warps of pairs whose weights lie along k: a lane has 8 elements.
+First those of pairs that stay apart, then those of pairs that are added.  These, and those of
+weights in words, are the best of 4 to 14 that were timed for each (`2026-11-30-experts.log`)."""
 
-WIDE_TILES = ((64, 32, 4), (32, 64, 4), (64, 64, 4))
-"""The same where columns lie side by side."""
+WIDE_TILES = ((32, 64, 4), (64, 32, 4)), ()
+"""The same where columns lie side by side: with pairs added, tiles take 0.6 of the time."""
 
-WORD_TILES = ((8, 2048, 2), (8, 1024, 2), (8, 1024, 4), (4, 1024, 4), (8, 256, 4), (4, 256, 2))
+WORD_TILES = ((4, 1024, 1), (4, 2048, 2)), ((8, 256, 4), (4, 256, 2))
 """The same of weights in words."""
 
 UNPACKED = 32
 """Numbers of a tile that a thread has unpacked, which fit beside its accumulators: with twice as
 many, kernels were compiled with a stack."""
 
-UNPACKING = 4
-"""Instructions for a number of a word, beside the product.  Counted."""
+UNPACKING = 12
+"""Instructions of "expert_tiles" for a number of a word, with all that is around it.  Fitted to 25
+to 111 us of numbers in 4 bits (`2026-11-30-experts.log`)."""
+
+PAIR_UNPACKING = 5.5
+"""Those of "expert_pairs", fitted to 11 to 46 us."""
 
 MATRIX_TILES = (
     *((16, 64, 4, 4), (16, 128, 4, 4), (32, 64, 4, 4), (32, 128, 4, 4)),
@@ -130,8 +136,7 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
         """Yield tiles of both kernels."""
         work = problem.work
         if not (work.share and (work.gate is not None or work.activation)):
-            sizes = LONG_TILES if work.layout == "nk" else WIDE_TILES
-            for block_n, block_k, warps in WORD_TILES if work.packed else sizes:
+            for block_n, block_k, warps in _tiles_for(work):
                 plan = ExpertPlan(1, block_n, block_k, num_warps=warps, family=PAIRS)
                 yield Offer(plan, last=MOST_ROWS)
         for rows, columns, warps, stages in MATRIX_TILES:
@@ -187,6 +192,13 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
         return Formula(foot, lambda size: of(plan, work, dev, foot, size))
 
 
+def _tiles_for(work: ExpertMatmul) -> tuple[tuple[int, int, int], ...]:
+    """Return columns, elements of k and warps of programs of "expert_pairs"."""
+    if work.packed is not None:
+        return WORD_TILES[bool(work.share)]
+    return (LONG_TILES if work.layout == "nk" else WIDE_TILES)[bool(work.share)]
+
+
 def _unmapped(plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
     """Yield why weights cannot be read by a tensor map."""
     work, dev = problem.work, problem.dev
@@ -232,7 +244,7 @@ def _accumulators(plan: TilePlan, work: ExpertMatmul) -> int:
     elements = plan.block_n * (plan.block_k if plan.family == PAIRS else plan.block_m)
     if plan.family == PAIRS:
         elements *= work.chosen if work.share else 1
-        elements = elements * 2 // work.packed.fields if work.packed else elements // 2
+        elements = elements * (work.packed.bits if work.packed else 8) // 16
     return ceil_div(elements * _halves(work), 32 * max(plan.num_warps, 1))
 
 
@@ -254,14 +266,15 @@ def _pairs_at(
     read = float(rows * work.chosen * work.columns * work.k * _stored(work))
     again = AGAIN * max(0.0, read - work.bytes(rows=rows)["w0"])
     idle = parts * plan.block_k / work.k - 1
-    products = plan.block_k * plan.block_n * _halves(work) / foot.threads
-    products *= 1 if work.packed is None else UNPACKING
+    products = plan.block_k * plan.block_n * _halves(work) * added / dev.warp_size
+    unpacked = products * PAIR_UNPACKING if work.packed is not None else 0.0
     launch = Launch(
         rows * work.chosen // added * _column_tiles(plan, work),
         resident_blocks(foot, dev, SYSTEM_SMEM_BYTES),
         dev.sm_count,
-        steps=parts * added,
-        instructions=products + MEETING / (parts * added),
+        steps=parts,
+        clocks=unpacked / ISSUE_PER_CLOCK,
+        instructions=max(products, unpacked) / plan.num_warps + MEETING / parts,
         dram_bytes=(moved + again) * (1 + IDLE_LANES * idle),
         l2_bytes=read,
     )

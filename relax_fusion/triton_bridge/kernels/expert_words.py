@@ -60,6 +60,7 @@ def power_of_two(byte):
     return ((byte << 23) | ends).to(tl.float32, bitcast=True)
 
 
+@triton.jit
 def units_of(F: tl.constexpr):
     """Return what the numbers of each field are to be multiplied by, ``[fields]``."""
     if F.number == "e2m1":
@@ -76,7 +77,8 @@ def load_words(p, row, word, F: tl.constexpr):
     They are zero beyond the end of k.
     """
     WORDS: tl.constexpr = words_of(F)
-    words = tl.load(p.w + row * WORDS + word, mask=word < WORDS, other=0)
+    w_ptr = p.w.to(tl.pointer_type(tl.uint32)) if F.bits * F.fields == 32 else p.w
+    words = tl.load(w_ptr + row * WORDS + word, mask=word < WORDS, other=0)
     at = row * groups_of(F) + word // (F.group // F.fields)
     scales = tl.load(p.scale + at, mask=word < WORDS, other=0)
     if F.exponents:
