@@ -16,7 +16,7 @@ from ..frontends.imported import shape_text
 from ..hardware.target import device_of, is_gpu
 from ..models import Config, ConfigError, ExportedModel, config_from_dict, export, load_weights
 from ..models.checkpoint import INDEX, SINGLE
-from ..models.config import read_config
+from ..models.config_file import read_config
 from ..models.zoo import CONFIGS
 from ..validation import shown
 from .console import CliError

@@ -6,8 +6,6 @@ asks which family it has before reading ``num_layers``; ``from_dict`` knows the 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +16,9 @@ from pydantic import Field, InstanceOf
 
 from ..errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from ..validation import Count, Natural, check, read, shown
+from .config_file import read_config
 from .decoders import ARCHITECTURES, MODEL_TYPES, SPELLINGS, decoder_fields, stores_mxfp4
+from .deepseek import Latent
 from .expert_config import MAX_WIDTH, Experts, Width
 from .rope import Positive, RopeScaling
 
@@ -32,9 +32,6 @@ memory."""
 Epsilon = Annotated[float, Field(ge=0, le=1)]
 EndTokens = Annotated[tuple[Natural, ...], Field(alias="eos_token_id")]
 """Tokens that end a text; a ``config.json`` has one, a list of them, or none."""
-
-_LONGEST = 2**24
-"""A ``config.json`` has at most this many bytes: a longer file is one of weights, say."""
 
 _Family = TypeVar("_Family", "LlamaConfig", "GPT2Config", "BertConfig")
 
@@ -71,6 +68,8 @@ class LlamaConfig:
         Those that layers have in the place of their feed-forward network.
     sinks : bool
         Whether each head of queries has a score more, of a key without a value.
+    latent : Latent, optional
+        What keys and values are made of, where that is less than all features.
     """
 
     family: ClassVar[str] = "llama"
@@ -104,6 +103,7 @@ class LlamaConfig:
     merged_checkpoint: bool = False
     experts: InstanceOf[Experts] | None = None
     sinks: bool = False
+    latent: InstanceOf[Latent] | None = None
 
     def __post_init__(self) -> None:
         check(self, ConfigError, "LLaMA config")
@@ -119,6 +119,11 @@ class LlamaConfig:
                 f"LLaMA config: windows is {shown(self.windows)}; must have one of each of the "
                 f"{self.num_layers} layers"
             )
+
+    @property
+    def rotated(self) -> int:
+        """Features of a head that are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rotated
 
     def window(self, layer: int) -> int | None:
         """Return how many keys a query of a layer sees; None for all."""
@@ -285,32 +290,6 @@ def load_config(path: str | Path) -> Config:
         If the file is missing or is not a JSON object, or see `config_from_dict`.
     """
     return config_from_dict(read_config(path))
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Read the content of a ``config.json``: once, for it may be a pipe.
-
-    `path`: as for `load_config`.
-    Raises `ConfigError` if the file is missing or is not a JSON object, or `path` is no path.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"path is {shown(path)}, must be a directory or a file")
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise ValueError(f"it has more than {_LONGEST} bytes")
-        data = json.loads(text.decode())
-    except FileNotFoundError as err:
-        raise ConfigError(f"{file} does not exist; give a Hugging Face model directory") from err
-    except (OSError, ValueError, RecursionError) as err:
-        raise ConfigError(f"{file} cannot be read as JSON: {err}") from err
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file} holds a JSON {type(data).__name__}, not an object")
-    return data
 
 
 def _architecture(data: Mapping[str, Any]) -> str | None:

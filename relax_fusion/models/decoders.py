@@ -9,6 +9,8 @@ from typing import Any
 from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import read, shown
 from .decoder_parts import Data, Fields, flag, mapping, root, rotary, windows
+from .deepseek import FIELDS as DEEPSEEK
+from .deepseek import V2, V3, deepseek
 from .expert_config import Experts
 from .rope import RopeScaling
 
@@ -309,6 +311,8 @@ _FAMILIES = (
             "max_position_embeddings": 131072,
         },
     ),
+    _Family("DeepseekV2ForCausalLM", "deepseek_v2", DEEPSEEK, deepseek, V2),
+    _Family("DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK, deepseek, V3),
     _Family("Phi3ForCausalLM", "phi3", _SLIDING, _phi3, {"rms_norm_eps": 1e-5}),
     _Family(
         *("Gemma2ForCausalLM", "gemma2", _GEMMA, _gemma2),

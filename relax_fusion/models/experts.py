@@ -12,7 +12,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from tvm.relax.frontend.nn.core import wrap_nested
 
 from .config import LlamaConfig
-from .expert_config import Experts
+from .expert_config import Choice, Experts
 from .layers import ExpertLinear, Recipe, Router, activation, in_float32, slice_rows
 
 
@@ -23,7 +23,9 @@ class LlamaExperts(nn.Module):
         hidden, wide = config.hidden_size, experts.features
         self.form, self.hidden_act = experts, config.hidden_act
         self.experts = experts.count + experts.shared
-        self.gate = Router(hidden, experts.count + (experts.shared > 0), bias=experts.biases)
+        self.gate = Router(hidden, experts.count + experts.has_shared_gate, bias=experts.biases)
+        if experts.choice.sigmoid:
+            self.correction = Correction(experts.count)
         self.gate_up_proj = ExpertLinear(hidden, self.experts * 2 * wide, bias=False)
         self.down_proj = ExpertLinear(wide, self.experts * hidden, bias=False)
         if experts.biases:
@@ -52,19 +54,32 @@ class LlamaExperts(nn.Module):
         Parts of a network that all tokens go to are chosen behind the others.
         """
         scores, count, parts = in_float32(self.gate(rows)), self.form.count, self.form.shared
-        routed = slice_rows(scores, 1, 0, count) if parts else scores
-        probabilities = op.softmax(routed, axis=-1)
-        best = relax.op.topk(probabilities._expr, self.form.chosen, axis=-1, ret_type="both")
-        shares, ids = wrap_nested(best, "chosen")
-        if self.form.renormalised:
-            shares = shares / op.sum(shares, axis=-1, keepdims=True)
+        has_gate = self.form.has_shared_gate
+        shares, ids = self._best(slice_rows(scores, 1, 0, count) if has_gate else scores)
         if not parts:
             return shares, ids
+        own = op.sigmoid(slice_rows(scores, 1, count, count + 1)) if has_gate else _number(1.0)
         size = (rows.shape[0], parts)
-        own = op.broadcast_to(op.sigmoid(slice_rows(scores, 1, count, count + 1)), size)
+        own = op.broadcast_to(own, size)
         numbers = relax.const(np.arange(count, count + parts, dtype=ids.dtype)[None])
         numbers = op.broadcast_to(wrap_nested(numbers, "numbers"), size)
         return op.concat([shares, own], dim=-1), op.concat([ids, numbers], dim=-1)
+
+    def _best(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares and the numbers of the experts that are chosen by their scores."""
+        choice = self.form.choice
+        shares = op.sigmoid(scores) if choice.sigmoid else op.softmax(scores, axis=-1)
+        wanted = shares + self.correction.weight if choice.sigmoid else shares
+        if choice.groups > 1:
+            wanted = _within_groups(wanted, choice)
+        best, ids = _topk(wanted, self.form.chosen)
+        if choice.sigmoid:
+            chosen = relax.op.gather_elements(shares._expr, ids._expr, axis=1)
+            best = wrap_nested(chosen, "shares")
+        if self.form.renormalised:
+            total = op.sum(best, axis=-1, keepdims=True)
+            best = best / (total + 1e-20 if choice.sigmoid else total)
+        return (best if choice.factor == 1.0 else best * choice.factor), ids
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         """Return the activated gate times the rest."""
@@ -88,6 +103,42 @@ class LlamaExperts(nn.Module):
         return product + _rows(getattr(self, f"{name}_bias"), numbers)
 
 
+class Correction(nn.Module):
+    """What is added to scores where experts are chosen, in float32."""
+
+    def __init__(self, experts: int) -> None:
+        self.weight = nn.Parameter((experts,), dtype="float32")
+
+    def to(self, dtype: str | None = None) -> None:
+        """Keep the type: others would be chosen."""
+
+
+def _topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return wrap_nested(relax.op.topk(scores._expr, count, axis=-1, ret_type="both"), "chosen")
+
+
+def _number(value: float) -> Tensor:
+    return wrap_nested(relax.const(value, "float32"), "number")
+
+
+def _within_groups(scores: Tensor, choice: Choice) -> Tensor:
+    """Return scores ``[tokens, experts]`` in the best groups, and the lowest in all others.
+
+    A group is as good as its best expert, with biases as its two best.
+    """
+    tokens, count = scores.shape
+    grouped = op.reshape(scores, (tokens, choice.groups, count // choice.groups))
+    best = op.sum(_topk(grouped, 2 if choice.sigmoid else 1)[0], axis=-1)
+    _, groups = _topk(best, choice.chosen_groups)
+    ones = op.broadcast_to(_number(1.0), (tokens, choice.chosen_groups))
+    zeros = relax.op.full_like(best._expr, relax.const(0.0, "float32"))
+    marked = relax.op.scatter_elements(zeros, groups._expr, ones._expr, axis=1)
+    wide = op.broadcast_to(op.unsqueeze(wrap_nested(marked, "marked"), -1), grouped.shape)
+    hidden = relax.op.bitwise_not(op.astype(op.reshape(wide, (tokens, count)), "bool")._expr)
+    lowest = _number(-inf if choice.sigmoid else 0.0)
+    return op.where(wrap_nested(hidden, "hidden"), lowest, scores)
+
+
 def _rows(table: Tensor, numbers: Tensor) -> Tensor:
     return wrap_nested(relax.op.take(table._expr, numbers._expr, axis=0), "rows")
 
@@ -105,7 +156,8 @@ def expert_recipes(config: LlamaConfig, experts: Experts, layer: str) -> dict[st
     first, second, last = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     each = [f"{theirs}.experts.{e}" for e in range(experts.count)]
 
-    wide, shared = experts.features, f"{theirs}.shared_expert"
+    own = "shared_experts" if experts.names == "deepseek" else "shared_expert"
+    wide, shared = experts.features, f"{theirs}.{own}"
     spans = [(n * wide, (n + 1) * wide) for n in range(experts.shared)]
 
     def recipe(rows: int, axis: int, *parts: str) -> Recipe:
@@ -114,8 +166,11 @@ def expert_recipes(config: LlamaConfig, experts: Experts, layer: str) -> dict[st
         names, cuts = [*names, *(n for n, _ in own)], [None] * len(names) + [cut for _, cut in own]
         return Recipe(tuple(names), rows=(rows,) * len(names), spans=tuple(cuts))
 
-    gates = (f"{theirs}.gate.weight", *([f"{shared}_gate.weight"] if spans else []))
+    gated = [f"{shared}_gate.weight"] if experts.has_shared_gate else []
+    gates = (f"{theirs}.gate.weight", *gated)
+    bias = Recipe((f"{theirs}.gate.e_score_correction_bias",))
     return {
+        **({f"{layer}.mlp.correction.weight": bias} if experts.choice.sigmoid else {}),
         f"{layer}.mlp.gate.weight": Recipe(gates, rows=(experts.count, 1)[: len(gates)]),
         f"{layer}.mlp.gate_up_proj.weight": recipe(wide, 0, first, second),
         f"{layer}.mlp.down_proj.weight": recipe(config.hidden_size, 1, last),

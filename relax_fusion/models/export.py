@@ -20,7 +20,7 @@ from ..transforms.whole_graph import BOUND_ATTR, HINTS_ATTR
 from ..validation import MAX_INT32, MOST_ELEMENTS, plain, shown
 from ..workload import Packed
 from . import bert, gpt2, llama
-from .config import BertConfig, Config
+from .config import BertConfig, Config, LlamaConfig
 from .layers import DTYPES, FORM, WHOLE, Recipe, quantized
 from .shards import Shards, checked_shards
 
@@ -280,8 +280,10 @@ def _cache_shapes(
 ) -> tuple[tuple[int | str, ...], ...]:
     if isinstance(config, BertConfig):
         return ()
-    shape = (batch, max_seq_len, shards.heads(config).kv, config.head_dim)
-    return (shape,) * (2 * config.num_layers)
+    shape = (batch, max_seq_len, shards.heads(config).kv)
+    latent = config.latent if isinstance(config, LlamaConfig) else None
+    widths = (config.head_dim, config.head_dim if latent is None else latent.value)
+    return tuple((*shape, width) for width in widths) * config.num_layers
 
 
 def _decoder_specs(caches: tuple[Any, ...], dtype: str, batch: int | str) -> dict[str, Any]:

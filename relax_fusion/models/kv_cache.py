@@ -67,8 +67,12 @@ def append(qkv: Tensor, cache: Cache, end: End, heads: Heads) -> tuple[Tensor, T
 def write(k: Tensor, v: Tensor, cache: Cache, end: End) -> Cache:
     """Write keys and values ``[batch, seq_len, kv, dim]`` in place; return the updated caches."""
     _, max_len, heads, dim = cache[0].shape
+    how = (max_len, k.dtype, isinstance(end, Tensor))
+    same = cache[1].shape[3] == dim
+    dims = (dim, cache[1].shape[3])
+    func = kv_write(heads, dim, *how) if same else kv_write_apart(heads, dims, *how)
     keys, values = op.tensor_ir_inplace_op(
-        for_sizes(kv_write(heads, dim, max_len, k.dtype, isinstance(end, Tensor)), k),
+        for_sizes(func, k),
         "kv_write",
         args=[k, v, *cache, end],
         inplace_indices=[2, 3],
@@ -109,6 +113,40 @@ def kv_write(
                 values[b, first + s, h, d] = v[b, s, h, d]
 
     return func.with_attr(APPEND_ATTR, {"keys": 0, "values": 0})
+
+
+@cache
+def kv_write_apart(
+    heads: int, dims: tuple[int, int], max_len: int, dtype: str, counted: bool = False
+) -> tirx.PrimFunc:
+    """Build the PrimFunc that appends keys and values of different widths."""
+    hkv, of_keys, of_values, max_rows = map(int64, (heads, *dims, max_len))
+    wide = int64(max(dims))
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(
+        k_handle: T.handle,
+        v_handle: T.handle,
+        keys_handle: T.handle,
+        values_handle: T.handle,
+        end: T.handle if counted else T.int64,  # type: ignore[valid-type]
+    ):
+        T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
+        batch, seq_len = T.int64(), T.int64()
+        k = T.match_buffer(k_handle, (batch, seq_len, hkv, of_keys), dtype)
+        v = T.match_buffer(v_handle, (batch, seq_len, hkv, of_values), dtype)
+        keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, of_keys), dtype)
+        values = T.match_buffer(values_handle, (batch, max_rows, hkv, of_values), dtype)
+        first = T.meta_var(first_row(end, max_rows, seq_len) if counted else end - seq_len)
+        for iters in T.grid(batch, seq_len, hkv, wide):
+            with T.sblock("kv_write"):
+                b, s, h, d = T.axis.remap("SSSS", iters)
+                if d < of_keys:
+                    keys[b, first + s, h, d] = k[b, s, h, d]
+                if d < of_values:
+                    values[b, first + s, h, d] = v[b, s, h, d]
+
+    return func
 
 
 @cache

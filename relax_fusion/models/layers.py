@@ -108,7 +108,7 @@ def masked_attention(
     `seen` tells which keys each query sees, boolean ``[seq_len, context]``; scores are soft-capped
     if there is a `cap`; `sinks` have one score more for each head, ``[heads]``.
     """
-    batch, seq_len, heads, dim = q.shape
+    batch, seq_len, heads, _ = q.shape
     group = heads // k.shape[2]
     if group > 1:
         k, v = op.repeat(k, group, axis=2), op.repeat(v, group, axis=2)
@@ -123,7 +123,7 @@ def masked_attention(
     if sinks is not None:
         weights = slice_rows(weights, 3, 0, k.shape[1])
     mixed = op.permute_dims(op.matmul(weights, v), [0, 2, 1, 3])
-    return op.reshape(mixed, (batch, seq_len, heads * dim))
+    return op.reshape(mixed, (batch, seq_len, heads * v.shape[3]))
 
 
 def attention(
@@ -142,7 +142,7 @@ def attention(
     `bias`: ``[batch, 1, 1, context]``, added to the scores of an encoder.
     `window`: how many keys each query sees, itself included; all before it by default.
     """
-    batch, seq_len, heads, dim = q.shape
+    batch, seq_len, heads, _ = q.shape
     group = heads // k.shape[2]
     if group > 1:
         k, v = op.repeat(k, group, axis=2), op.repeat(v, group, axis=2)
@@ -158,7 +158,7 @@ def attention(
         causal_mask="BottomRight" if bias is None else None,
         window_size=window,
     )
-    return op.reshape(wrap_nested(call, "attention"), (batch, seq_len, heads * dim))
+    return op.reshape(wrap_nested(call, "attention"), (batch, seq_len, heads * v.shape[3]))
 
 
 def project_to_vocabulary(x: Tensor, weight: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from . import kv_cache
 from .config import LlamaConfig
+from .deepseek import Latent
 from .experts import LlamaExperts, expert_recipes
 from .kv_cache import Cache
 from .layers import (
@@ -23,6 +24,9 @@ from .layers import (
 from .places import Decoder, Hidden, Place
 from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
 from .shards import WHOLE, Places, Shards
+
+_LATENT_EPS = 1e-6
+"""Of the norms of DeepSeek's latent features, whatever its others have."""
 
 
 def _norm(config: LlamaConfig, width: int) -> nn.Module:
@@ -40,7 +44,8 @@ class LlamaAttention(nn.Module):
         self.cap, self.window = config.attention_softcap, config.window(layer)
         self.sinks = nn.Parameter((self.heads.query,)) if config.sinks else None
         bias = config.attention_bias if config.output_bias is None else config.output_bias
-        self.o_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size, bias=bias)
+        wide = self.heads.dim if config.latent is None else config.latent.value
+        self.o_proj = nn.Linear(self.heads.query * wide, config.hidden_size, bias=bias)
 
     def forward(
         self, x: Tensor, cache: Cache, place: Place, angles: Angles
@@ -103,6 +108,47 @@ class NormedAttention(LlamaAttention):
         return op.rms_norm(heads, gamma, axes=[-1], epsilon=self.eps)
 
 
+class LatentAttention(LlamaAttention):
+    """Keys and values are made of a few features, and so are queries where these have a rank."""
+
+    def __init__(self, config: LlamaConfig, latent: Latent, layer: int, shards: Shards) -> None:
+        super().__init__(config, layer, shards)
+        hidden, heads, form = config.hidden_size, self.heads.query, latent
+        self.form = form
+        wide = heads * self.heads.dim
+        if form.query_rank is None:
+            self.q_proj = nn.Linear(hidden, wide, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(hidden, form.query_rank, bias=False)
+            self.q_a_layernorm = nn.RMSNorm(form.query_rank, -1, _LATENT_EPS, bias=False)
+            self.q_b_proj = nn.Linear(form.query_rank, wide, bias=False)
+        self.kv_a_proj = nn.Linear(hidden, form.rank, bias=False)
+        self.turned_proj = nn.Linear(hidden, form.rotated, bias=False)
+        self.kv_a_layernorm = nn.RMSNorm(form.rank, -1, _LATENT_EPS, bias=False)
+        self.k_b_proj = nn.Linear(form.rank, heads * form.plain, bias=False)
+        self.v_b_proj = nn.Linear(form.rank, heads * form.value, bias=False)
+
+    def appended(
+        self, x: Tensor, cache: Cache, place: Place, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, and the caches with what was appended."""
+        (batch, seq_len, _), heads, form = x.shape, self.heads.query, self.form
+        if form.query_rank is None:
+            q = self.q_proj(x)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = op.reshape(q, (batch, seq_len, heads, self.heads.dim))
+        q, turned = op.split(q, [form.plain], axis=-1)
+        q = op.concat([q, angles.turn(turned)], dim=-1)
+        latent = self.kv_a_layernorm(self.kv_a_proj(x))
+        k = op.reshape(self.k_b_proj(latent), (batch, seq_len, heads, form.plain))
+        v = op.reshape(self.v_b_proj(latent), (batch, seq_len, heads, form.value))
+        turned = op.reshape(self.turned_proj(x), (batch, seq_len, 1, form.rotated))
+        turned = angles.turn(turned)
+        turned = op.broadcast_to(turned, (batch, seq_len, heads, form.rotated))
+        return q, *kv_cache.write(op.concat([k, turned], dim=-1), v, cache, place.end)
+
+
 class LlamaMLP(nn.Module):
     """Gated feed-forward network; gate and up share one projection."""
 
@@ -129,8 +175,11 @@ class LlamaLayer(nn.Module):
         hidden = config.hidden_size
         self.post_norms, self.shards = config.post_norms, shards
         self.input_layernorm = _norm(config, hidden)
-        attention = NormedAttention if config.qk_norm else MergedAttention
-        self.self_attn = attention(config, layer, shards)
+        if config.latent is not None:
+            self.self_attn: LlamaAttention = LatentAttention(config, config.latent, layer, shards)
+        else:
+            attention = NormedAttention if config.qk_norm else MergedAttention
+            self.self_attn = attention(config, layer, shards)
         self.post_attention_layernorm = _norm(config, hidden)
         if config.post_norms:
             self.pre_feedforward_layernorm = _norm(config, hidden)
@@ -167,8 +216,9 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: LlamaConfig, max_seq_len: int, shards: Shards) -> None:
         self.embed_tokens = shards.embedding(config.vocab_size, config.hidden_size)
-        self.rope_cos = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
-        self.rope_sin = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
+        size = max_seq_len, config.rotated
+        self.rope_cos = nn.Parameter(size, dtype="float32")
+        self.rope_sin = nn.Parameter(size, dtype="float32")
         if config.local_rope_theta is not None:
             self.local_rope = RopeTables(max_seq_len, config.head_dim)
         layers = [LlamaLayer(config, i, shards) for i in range(config.num_layers)]
@@ -219,7 +269,7 @@ class LlamaForCausalLM(Decoder):
 
 def recipes(config: LlamaConfig, max_seq_len: int, shards: Shards = WHOLE) -> dict[str, Recipe]:
     """Where each parameter of `LlamaForCausalLM` comes from in a Hugging Face checkpoint."""
-    freq = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    freq = inverse_frequencies(config.rope_theta, config.rotated, config.rope_scaling)
     tables = {"model.rope_": (freq, config.rope_scaling.magnitude)}
     if config.local_rope_theta is not None:
         plain = RopeScaling()
@@ -264,8 +314,11 @@ def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:
     experts = config.experts.at(int(layer.rpartition(".")[2])) if config.experts else None
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     wide = config.intermediate_size
+    latent = config.latent
+    if latent is not None:
+        found |= latent.recipes(attn, config.num_heads, config.hidden_size)
     for kind in ("weight", "bias"):
-        if not config.qk_norm:
+        if not config.qk_norm and latent is None:
             found[f"{attn}.qkv_proj.{kind}"] = Recipe(
                 tuple(f"{attn}.{part}_proj.{kind}" for part in "qkv"), rows=(query, kv, kv)
             )

@@ -31,6 +31,9 @@ from ..support import models
 from ..support.slow import quick_if, sampled
 from .test_imported import CPU
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+YARN |= {"mscale": 0.7, "mscale_all_dim": 0.9}
+
 
 def make_generator(path: Path, dtype: str = "float32", length: int = models.SHORT_SEQ_LEN):
     exported = export(load_config(path), dtype=dtype, max_seq_len=length)
@@ -52,6 +55,20 @@ def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     models.check_decoder(make_generator(models.save(model, tmp_path)), model)
 
 
+LATENT = {
+    "yarn": {"rope_parameters": YARN | {"rope_theta": 10000.0}},
+    "neighbours apart": {"rope_interleave": False, "q_lora_rank": None, "topk_group": 4},
+    "the best of groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+}
+
+
+@pytest.mark.parametrize("how", quick_if("yarn".__eq__, LATENT))
+def test_latent_attention_matches_transformers(how: str, tmp_path: Path) -> None:
+    name = "DeepseekV2" if "topk_method" in LATENT[how] else "DeepseekV3"
+    model = models.decoder(name, **LATENT[how])
+    models.check_decoder(make_generator(models.save(model, tmp_path)), model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma3Text"])
 def test_half_is_accurate(name: str, tmp_path: Path) -> None:
@@ -70,6 +87,8 @@ LAUNCHES = {
     "Qwen3Moe": 8,
     "GptOss": 8,
     "Qwen2Moe": 8,
+    "DeepseekV3": 12,
+    "DeepseekV2": 11,
 }
 """Kernels of a layer, that of the cache among them."""
 
@@ -90,7 +109,7 @@ def test_every_chain_is_fused(name: str, dtype: str) -> None:
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
     elif name in ("Qwen2Moe", "Qwen3Moe"):
         fields |= {"use_sliding_window": True, "mlp_only_layers": None}
-    elif name in ("Mistral", "Phi3", "Mixtral"):
+    elif name in ("Mistral", "Phi3", "Mixtral", "DeepseekV2", "DeepseekV3"):
         del fields["layer_types"]
     exported = export(config_from_dict(config_of(name, **fields, **wide)), dtype=dtype)
     report = Report()
@@ -102,7 +121,7 @@ def test_every_chain_is_fused(name: str, dtype: str) -> None:
     for coverage in report.coverage:
         assert coverage.per_layer == LAUNCHES[name]
         fused, there = coverage.chains.pop("rope")
-        assert fused == there > 0
+        assert there > 0 and fused == (0 if name.startswith("Deepseek") else there)
         assert all(found == there > 0 for found, there in coverage.chains.values())
 
 
@@ -136,6 +155,23 @@ def test_defaults_of_short_configs() -> None:
         assert config.window(0) == window
 
 
+def test_defaults_of_a_short_deepseek() -> None:
+    short = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = config_from_dict(
+        short | {"num_attention_heads": 32, "model_type": "deepseek_v3", "eos_token_id": None}
+    )
+    reference = transformers.DeepseekV3Config(**short, num_attention_heads=32)
+    assert config.latent is not None and config.experts is not None
+    sizes = (config.latent.rank, config.latent.query_rank, config.latent.value, config.head_dim)
+    wanted = (reference.kv_lora_rank, reference.q_lora_rank, reference.v_head_dim)
+    assert sizes == (*wanted, reference.qk_head_dim)
+    choice = config.experts.choice
+    assert (choice.groups, choice.chosen_groups) == (reference.n_group, reference.topk_group)
+    assert choice.factor == reference.routed_scaling_factor and choice.sigmoid
+    assert config.experts.count == reference.n_routed_experts and config.experts.renormalised
+    assert config.experts.dense_layers == tuple(range(reference.first_k_dense_replace))
+
+
 def test_rotary_positions_of_both_spellings_of_gemma() -> None:
     new = config_from_dict(config_of("Gemma3Text"))
     old = {k: v for k, v in config_of("Gemma3Text").items() if k != "rope_parameters"}
@@ -155,6 +191,21 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
         ("Qwen3Moe", {"mlp_only_layers": 5}, "mlp_only_layers is 5; must be a list"),
         ("GptOss", {"sliding_window": 0}, "is 0; must be greater than or equal to 1"),
         ("Qwen2Moe", {"shared_expert_intermediate_size": 70}, "is 70; must be a multiple of"),
+        ("DeepseekV3", {"num_key_value_heads": 2}, "num_key_value_heads is 2; must be 4"),
+        ("DeepseekV3", {"attention_bias": True}, "attention_bias true is not supported"),
+        ("DeepseekV3", {"kv_lora_rank": 0}, "latent attention: kv_lora_rank is 0; must be greater"),
+        ("DeepseekV3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7; must be even"),
+        ("DeepseekV3", {"topk_group": 5}, "topk_group is 5; must be at most the 4 groups"),
+        ("DeepseekV3", {"n_group": 3}, "n_group is 3; must divide the 8 experts"),
+        ("DeepseekV3", {"scoring_func": "softmax"}, "'softmax' with topk_method 'noaux_tc' is not"),
+        (
+            "DeepseekV2",
+            {"norm_topk_prob": True},
+            "norm_topk_prob with scoring_func 'softm",
+        ),
+        ("DeepseekV3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+        ("DeepseekV3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; must be"),
+        ("DeepseekV3", {"n_shared_experts": 1.5}, "n_shared_experts is 1.5; must be a valid"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
         ("Phi3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": None}, "'longrope'"),

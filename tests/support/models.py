@@ -70,6 +70,22 @@ def llama(**changes) -> transformers.PreTrainedModel:
 
 
 _EAGER = {"experts_implementation": "eager"}  # the others multiply no float64
+_LATENT = {
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "num_hidden_layers": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    **_EAGER,
+}
 DECODERS = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 32},
@@ -104,6 +120,8 @@ DECODERS = {
         "swiglu_limit": 1.0,
         **_EAGER,
     },
+    "DeepseekV3": {**_LATENT, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
+    "DeepseekV2": {**_LATENT, "q_lora_rank": None, "topk_method": "greedy"},
     "Gemma2": {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24},
     "Gemma3Text": {
         "head_dim": 32,
@@ -177,6 +195,9 @@ def randomize(model: transformers.PreTrainedModel) -> transformers.PreTrainedMod
                 value.copy_(0.1 * noise + (1.0 if is_norm(name) else 0.0))
             else:
                 value.copy_(noise / math.sqrt(64))
+        for name, value in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                value.copy_(0.1 * torch.randn(value.shape, generator=generator))
     return model.eval()
 
 
