@@ -16,7 +16,7 @@ from relax_fusion import make_target
 from relax_fusion.dlight_rules.apply import ScheduleKernels
 from relax_fusion.dlight_rules.fused import FusedRule
 from relax_fusion.errors import Reason
-from relax_fusion.passes import FuseExperts, FuseOptions
+from relax_fusion.passes import FuseExperts, FuseOptions, FuseRMSNormMatmul, fuse
 from relax_fusion.report.decision import Decision
 
 from ..support.quantised import Groups
@@ -252,6 +252,21 @@ def test_weights_that_are_made_of_others_are_read_as_they_are() -> None:
     after, args = fused(mod), arguments(mod)
     wanted = run(mod, args)
     assert np.abs(run(after, args) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_the_sum_takes_the_residual_and_not_the_norm_behind() -> None:
+    def normed(layer: Layer) -> relax.Var:
+        y = layer.emit(gated(layer, "nk", "halves", False))
+        norm = layer.emit(op.nn.rms_norm(y, layer.param(WIDTH), axes=[-1]))
+        weight = op.permute_dims(layer.param(INNER, WIDTH))
+        return layer.emit(op.matmul(norm, weight))
+
+    decisions: list[Decision] = []
+    options = FuseOptions(make_target("h200"), always_fuse=True, decisions=decisions)
+    passes = [FuseExperts(options), FuseRMSNormMatmul(options)]
+    fuse(module(Layer("float16"), normed), passes, options)
+    made = [d.spelling for d in decisions if d.fused]
+    assert made == ["experts gate silu", "experts sum residual", "rms_norm matmul NT"]
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])
