@@ -51,7 +51,7 @@ def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
 
 
 _OTHERS = (
-    *("RouteExperts", "FuseDequantize", "FoldReshapes", "UnshareTransposes"),
+    *("RouteExperts", "FuseDequantize", "FoldReshapes"),
     "FuseTransposeMatmul",
     *("FoldConstants", "MarkFixedArguments", "ReturnReshapedViews", "RewriteReshapes"),
     *("CompileAhead", "CaptureCUDAGraphs", "RecordGraph", "RecordWork", "ReportLeftovers"),

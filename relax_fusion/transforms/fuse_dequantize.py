@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tvm import ir, relax, s_tir, tirx
 
 from ..matching.bindings import Identity
-from ..matching.dequantized import Dequantized, Group, dequantized, group_of, tensors_of
+from ..matching.dequantized import Group, dequantized, group_of, tensors_of
 from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
 from ..matching.known_effects import memory_of
@@ -59,29 +59,39 @@ class FuseDequantize:
 
     def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; weights that are left without a reader are dropped."""
-        fuser = _Fuser(mod)
-        updated: dict[ir.GlobalVar, relax.Function] = {}
-        for gvar, func in functions_of(mod, relax.Function).items():
-            new = None if belongs_to_a_library(func) else fuser.function(gvar.name_hint, func)
-            if new is not None:
-                updated[gvar] = new
-        if not updated:
-            return mod
-        for gvar, func in updated.items():
-            fuser.builder.update_func(gvar, func)
-        return relax.transform.Normalize()(fuser.builder.get())
+        return Fuser(mod, _decoding).module()
 
 
-class _Fuser:
-    """The kernels of a module so far, each with the group that it was made of."""
+Steps = Callable[[BlockView, relax.Binding], tuple[relax.Var, ...]]
+"""Returns the bindings that a reader does by itself; none if there are none."""
 
-    def __init__(self, mod: ir.IRModule) -> None:
-        self.mod = mod
+
+class Fuser:
+    """Fuses readers with the steps behind what they read.
+
+    `kernels`: those of the module so far, each with the group that it was made of.
+    """
+
+    def __init__(self, mod: ir.IRModule, steps: Steps, name: str = "") -> None:
+        self.mod, self.steps, self.name = mod, steps, name
         self.builder = relax.BlockBuilder(mod)
         self.kernels: dict[int, list[tuple[relax.Function, ir.GlobalVar | None]]] = {}
 
+    def module(self) -> ir.IRModule:
+        """Return the module with every function rewritten."""
+        updated: dict[ir.GlobalVar, relax.Function] = {}
+        for gvar, func in functions_of(self.mod, relax.Function).items():
+            new = None if belongs_to_a_library(func) else self.function(gvar.name_hint, func)
+            if new is not None:
+                updated[gvar] = new
+        if not updated:
+            return self.mod
+        for gvar, func in updated.items():
+            self.builder.update_func(gvar, func)
+        return relax.transform.Normalize()(self.builder.get())
+
     def function(self, name: str, func: relax.Function) -> relax.Function | None:
-        """Return a function whose readers decode their weights; None if it has none of them."""
+        """Return a function whose readers do these steps; None if it has none of them."""
         blocks, memory = list(func.body.blocks), memory_of(name, func, self.mod)
         found = [self._block(block, memory) for block in blocks]
         if not any(found):
@@ -94,24 +104,23 @@ class _Fuser:
         if not isinstance(block, relax.DataflowBlock):
             return None
         view = BlockView(block, self.mod, memory=memory)
-        weights = {b.var: _decoded_weights(view, b) for b in view.bindings}
-        bindings = [self._fused(view, b, weights[b.var]) or b for b in view.bindings]
+        steps = {b.var: self.steps(view, b) for b in view.bindings}
+        bindings = [self._fused(view, b, steps[b.var]) or b for b in view.bindings]
         if all(new is old for new, old in zip(bindings, view.bindings, strict=True)):
             return None
-        steps = {step for found in weights.values() for weight in found for step in weight.steps}
-        return relax.DataflowBlock(_without_unread(bindings, steps, view.binders))
+        done = {step for mine in steps.values() for step in mine}
+        return relax.DataflowBlock(_without_unread(bindings, done, view.binders))
 
     def _fused(
-        self, view: BlockView, binding: relax.Binding, found: list[Dequantized]
+        self, view: BlockView, binding: relax.Binding, steps: tuple[relax.Var, ...]
     ) -> relax.Binding | None:
         """Return a call of the kernel that takes the place of a reader, None if it is none."""
-        if not found:
+        if not steps:
             return None
-        steps = tuple(dict.fromkeys(step for weight in found for step in weight.steps))
         group = group_of(view, binding.var, steps)
         if group is None or any(map(is_narrow, group.called.values())):
             return None
-        kernel = self._kernel(group, _name(binding.value))
+        kernel = self._kernel(group, self.name or _name(binding.value))
         if kernel is None:
             return None
         call = relax.op.call_tir(kernel, relax.Tuple([*group.args, *group.sizes]), binding.var.ty)
@@ -130,11 +139,12 @@ class _Fuser:
         return gvar
 
 
-def _decoded_weights(view: BlockView, binding: relax.Binding) -> list[Dequantized]:
-    """Return how the weights of a reader are decoded; none if it reads none that are."""
+def _decoding(view: BlockView, binding: relax.Binding) -> tuple[relax.Var, ...]:
+    """Return what decodes the weights of a reader; none if it reads none that are decoded."""
     if shape_of(binding.var) is None or binding.var in view.casts:
-        return []
-    return [found for w in _weights(view, binding.value) if (found := dequantized(view, w))]
+        return ()
+    weights = [found for w in _weights(view, binding.value) if (found := dequantized(view, w))]
+    return tuple(dict.fromkeys(step for weight in weights for step in weight.steps))
 
 
 def _without_unread(
@@ -229,7 +239,7 @@ def _factors(stage: Stage, by_buffer: Mapping[tirx.Var, Stage]) -> Iterator[str]
             continue
         inner = made.value
         is_moved = isinstance(inner, TensorLoad) and set(inner.indices) == set(made.spatial)
-        if is_moved and inner.source in by_buffer:
+        if is_moved:
             yield from _factors(made, by_buffer)
         else:
             yield made.name
