@@ -38,11 +38,11 @@ def _transpose(view: BlockView, binding: relax.Binding) -> tuple[relax.Var, ...]
     var, call = binding.var, binding.value
     right = call.args[1] if is_call(call, "relax.matmul") and shape_of(var) is not None else None
     made = None if right in view.casts else view.defs.get(right)
-    shape = shape_of(made.args[0]) if is_call(made, "relax.permute_dims") else None
-    if shape is None or len(shape) < 2:
+    if not is_call(made, "relax.permute_dims") or (shape := shape_of(made.args[0])) is None:
         return ()
     axes, rank = made.attrs.axes, len(shape)
-    if list(axes or range(rank)[::-1]) != [*range(rank - 2), rank - 1, rank - 2]:
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    if rank < 2 or list(axes or range(rank)[::-1]) != swapped:
         return ()
     changed = any(view.memory.changes(e, right, var) for e in (made.args[0], right))
     return () if changed else (right,)
