@@ -73,7 +73,6 @@ from .transforms.join_rotations import JoinRotations
 from .transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from .transforms.lay_out_weights import LayOutWeights
 from .transforms.moved_operands import ComposeMovements, ReadMoved
-from .transforms.norms import LegalizeNorms
 from .transforms.parts import NameParts, ReadParts
 from .transforms.report_leftovers import ReportLeftovers
 from .transforms.routing import RouteExperts
@@ -134,7 +133,6 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
-        LegalizeNorms(),
         relax.transform.LegalizeOps(dict(LEGALIZE_MAP)),
         CopyConstants(),
         AnnotateOperators(),

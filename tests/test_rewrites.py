@@ -57,7 +57,6 @@ from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
 from relax_fusion.transforms.join_rotations import JoinRotations
 from relax_fusion.transforms.kernel_limits import FoldGridDepth, NarrowVectors
 from relax_fusion.transforms.moved_operands import ComposeMovements
-from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.parts import NameParts, ReadParts
 from relax_fusion.transforms.routing import RouteExperts
 from relax_fusion.transforms.views import FoldReshapes, ReturnReshapedViews
@@ -98,7 +97,6 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
     "MergeDuplicates": MergeDuplicates(),
-    "LegalizeNorms": LegalizeNorms(),
     "MoveNorms": MoveNorms(),
     "MoveViews": MoveViews(),
     "MoveReshapes": MoveReshapes(),

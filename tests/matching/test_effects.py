@@ -13,7 +13,6 @@ from relax_fusion.matching.pattern import BlockView
 from relax_fusion.mend.in_place import SeparateWrites
 from relax_fusion.mend.memory_planning import NameInPlaceResults
 from relax_fusion.mend.transposed_matmul import FuseTransposeMatmul
-from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.views import FoldReshapes
 
 from ..support.chains import assert_declined, calls, run_pass
@@ -225,15 +224,6 @@ def test_reshapes_are_folded_where_nothing_changes(body: str, read: str) -> None
     block = FoldReshapes()(chain(body))["main"].body.blocks[0]
     (last,) = [b.value for b in block.bindings if b.var.name == "y"]
     assert last.args[0].name == read
-
-
-def test_a_norm_of_rows_that_are_overwritten_stays() -> None:
-    mod = chain(
-        "g = R.sum(w, axis=[0]); q = R.multiply(x, x); m = R.mean(q, axis=[-1], keepdims=True); "
-        "e = R.add(m, R.const(1e-5)); s = R.rsqrt(e); h = R.multiply(x, s); "
-        f"n = R.multiply(h, g); u = {ZERO.format('x')}; y = R.add(n, u)"
-    )
-    tvm.ir.assert_structural_equal(LegalizeNorms()(mod), mod)
 
 
 def test_a_gamma_that_is_overwritten_is_not_looked_through_to() -> None:
