@@ -78,7 +78,7 @@ def _last(
     if not is_call(call, *_NORMS) or not isinstance(norm.var, relax.DataflowVar):
         return None
     rank = len(shape_of(call) or ())
-    if [int(axis) % rank for axis in call.attrs.axes] != [rank - 1]:
+    if not rank or [int(axis) % rank for axis in call.attrs.axes] != [rank - 1]:
         return None
     if not same_type(call, call.args[0]) or not memory.is_constant(call.args[0]):
         return None
