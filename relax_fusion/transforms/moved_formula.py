@@ -28,7 +28,9 @@ def composed(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     if len(func.params) != 2 or not all(map(_is_static, func.params)):
         return None
     stages = None if is_view(func) else read_stages(func)
-    if not stages or any(s.reduced for s in stages) or stages[-1].buffer != func.params[1]:
+    if not stages or any(s.reduced or s.buffer == func.params[0] for s in stages):
+        return None  # a sum, or a function that is called in place and writes its source as well
+    if stages[-1].buffer != func.params[1]:
         return None
     made: dict[tirx.Var, Stage] = {}
 
@@ -69,11 +71,14 @@ def _moved(
         return read(value)
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
         return value if lanes == 1 else tirx.Broadcast(value, lanes)
-    chosen = isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
-    if not chosen or loads_of(value.args[0]):
+    if not _is_choice(value) or loads_of(value.args[0]):
         return None
     sides = [_moved(side, read, lanes) for side in value.args[1:]]
     return None if None in sides else tirx.if_then_else(value.args[0], *sides)
+
+
+def _is_choice(value: tirx.Expr) -> bool:
+    return isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,21 @@ class Formula:
         return Formula(self.at, self.shape, value, first.source)
 
     def simple(self) -> Formula:
-        """Return the same with indices made simple, as these are in the shape."""
+        """Return the same with indices and conditions made simple, as places are in the shape.
+
+        Along an axis of size 1 none is left: schedules have loops of int32 over these.
+        """
         ana = self._bounds()
 
         def read(load: TensorLoad) -> tirx.Expr:
             return tirx.BufferLoad(load.source, [ana.simplify(i) for i in load.indices])
 
-        value = structural_map(self.value, (TensorLoad, read), order="post")
+        def chosen(call: ir.Call) -> tirx.Expr:
+            if not _is_choice(call):
+                return call
+            return tirx.if_then_else(ana.simplify(call.args[0]), *call.args[1:])
+
+        value = structural_map(self.value, [(TensorLoad, read), (ir.Call, chosen)], order="post")
         return Formula(self.at, self.shape, value, self.source)
 
     @property
@@ -156,8 +169,8 @@ class Formula:
         None where they do not lie one behind the other.
         """
         ana, step, lane = self._bounds(), tirx.Var("step", "int64"), tirx.Var("lane", "int64")
-        ana.bind(step, ir.Range(0, int64(max(self.shape[-1] // lanes, 1))))
-        ana.bind(lane, ir.Range(0, int64(lanes)))
+        ana.bind(step, ir.Range(int64(0), int64(max(self.shape[-1] // lanes, 1))))
+        ana.bind(lane, ir.Range(int64(0), int64(lanes)))
 
         def read(load: TensorLoad) -> tirx.Expr:
             *rows, last = (ana.simplify(i) for i in load.indices)
@@ -175,7 +188,7 @@ class Formula:
     def _bounds(self) -> Analyzer:
         ana = Analyzer()
         for var, size in zip(self.at, self.shape, strict=True):
-            ana.bind(var, ir.Range(0, int64(size)))
+            ana.bind(var, ir.Range(int64(0), int64(size)))
         return ana
 
 

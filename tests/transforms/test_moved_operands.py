@@ -101,6 +101,17 @@ def test_a_kernel_reads_what_was_moved_where_it_was(name: str, is_laid: bool) ->
     assert len(kernels) == 1 and "_moved" in kernels[0] and ("_laid" in kernels[0]) == is_laid
 
 
+def test_a_choice_along_an_axis_of_size_1_is_made_before() -> None:
+    """Loops over such an axis may be of int32, beside which a number of int64 is none."""
+    body = "a = R.strided_slice(x, axes=[1], begin=[1], end=[4]); b = R.concat((a, a), axis=1)\n"
+    body += "t = R.strided_slice(b, axes=[1], begin=[1], end=[2])" + TAIL
+    chain = Chain("main", "x[1,5] w[1,8]", body, "y")
+    x, w = chain.arrays()
+    (found,), kernels = launched(module([chain]), [x, w])
+    np.testing.assert_allclose(found, np.maximum(x[:, 2:3] @ w, 0), rtol=1e-5)
+    assert len(kernels) == 1 and "_moved" in kernels[0]
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_a_moved_tensor_that_is_needed_stays(name: str) -> None:
     chain = Chain("main", *KEPT[name], sizes={"n": 5})
@@ -122,6 +133,35 @@ def test_what_is_overwritten_meanwhile_was_moved_before() -> None:
     (found,), _ = launched(mod, [x])
     exact = np.roll(np.exp(x), -5, 0) @ np.full((12, 12), 12 * 49.0)
     np.testing.assert_allclose(found, exact, rtol=1e-4)
+
+
+BOTH = """
+    @T.prim_func(private=True, s_tir=True)
+    def both(a: T.Buffer((T.int64(8), T.int64(8)), "float32"),
+             b: T.Buffer((T.int64(8), T.int64(8)), "float32")):
+        for i, j in T.grid(T.int64(8), T.int64(8)):
+            with T.sblock("mask"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                a[vi, vj] = T.if_then_else(vi < T.int64(2), a[vi, vj], T.float32(9))
+        for i, j in T.grid(T.int64(8), T.int64(8)):
+            with T.sblock("turn"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                b[vi, vj] = a[vj, vi]
+
+"""
+
+
+def test_a_function_that_writes_its_source_as_well_is_no_movement() -> None:
+    tensors = ", ".join(['R.Tensor((8, 8), "float32")'] * 2)
+    call = f"Module.both, (h, k), inplace_indices=[0, 1], out_ty=[{tensors}]"
+    body = f"h = R.exp(x); k = R.exp(w); t = R.call_tir_inplace({call}); u = t[0]; v = t[1]\n"
+    body += "m = R.matmul(v, w); y = R.nn.relu(m)"
+    chain = Chain("main", "x[8,8] w[8,8]", body, "(y, u)")
+    x, w = chain.arrays()
+    (y, u), _ = launched(module([chain], BOTH), [x, w])
+    exact = np.where(np.arange(8)[:, None] < 2, np.exp(x), 9)
+    np.testing.assert_allclose(u, exact, rtol=1e-5)
+    np.testing.assert_allclose(y, np.maximum(exact.T @ w, 0), rtol=1e-4, atol=1e-5)
 
 
 def kernel(times: int) -> tirx.PrimFunc:
