@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir
 from tvm.ir.transform import Pass
 
-from ..errors import PipelineError
+from ..errors import PipelineError, warn
+from ..report.decision import Decision
 from ..transforms.modules import module_pass
 from ..validation import shown
+from ..workload import ExpertMatmul
+from ..workload.expert_load import ExpertLoad
 from .adapter import FuseAdapters
 from .attention import FuseAttentionChain
 from .chains import FuseChains
@@ -52,8 +56,25 @@ class FusePatterns:
 
     def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         options = self.options
+        decisions: list[Decision] = []
+        options = replace(options, decisions=decisions)
         makers = [make for name, make in PATTERNS.items() if name not in options.disable]
-        return fuse(mod, [make(options) for make in makers], options)
+        made = fuse(mod, [make(options) for make in makers], options)
+        if self.options.decisions is not None:
+            self.options.decisions.extend(decisions)
+        if options.expert_load is not None:
+            _check_counted(options.expert_load, decisions)
+        return made
+
+
+def _check_counted(load: ExpertLoad, decisions: Iterable[Decision]) -> None:
+    """Warn of counts that are of no layer of experts that was found."""
+    works = [d.workload for d in decisions if isinstance(d.workload, ExpertMatmul)]
+    kinds = sorted({(work.experts, work.chosen) for work in works})
+    if (load.experts, load.chosen) not in kinds:
+        found = " and ".join(f"{experts} experts, {chosen} for a row" for experts, chosen in kinds)
+        told = f"expert_load counts rows of {load.experts} experts, {load.chosen} for a row"
+        warn(f"{told}; nothing is chosen by it: layers have {found or 'no experts'}")
 
 
 def register_pass(made: Callable[[FuseOptions], Any], before: str = "FuseAttentionChain") -> None:

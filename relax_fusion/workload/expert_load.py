@@ -46,8 +46,8 @@ class ExpertLoad:
         other rows than all experts together.
         """
         check(self, PipelineError, "expert load")
-        if not self.counts or len({len(layer) for layer in self.counts}) > 1:
-            sizes = [len(layer) for layer in self.counts]
+        sizes = [len(layer) for layer in self.counts]
+        if len(set(sizes)) != 1 or not sizes[0]:
             raise PipelineError(f"expert load: layers have {sizes} experts; must be as many each")
         for number, layer in enumerate(self.counts):
             rows, rest = divmod(sum(layer), self.chosen)

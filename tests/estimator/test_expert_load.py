@@ -92,6 +92,7 @@ def test_only_experts_of_the_model_that_was_counted_have_its_skew(tmp_path: Path
     ("text", "message"),
     [
         ('{"chosen": 2, "counts": []}', "layers have \\[\\] experts"),
+        ('{"chosen": 2, "counts": [[], []]}', "layers have \\[0, 0\\] experts"),
         ('{"chosen": 2, "counts": [[1, 1], [2]]}', "layers have \\[2, 1\\] experts"),
         ('{"chosen": 2, "counts": [[1, 2, 2]]}', "layer 0 are 5 in all, 2 at most"),
         ('{"chosen": 2, "counts": [[3, 1, 0]]}', "layer 0 are 4 in all, 3 at most"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import ml_dtypes  # noqa: F401
@@ -16,8 +17,9 @@ from relax_fusion import make_target
 from relax_fusion.dlight_rules.apply import ScheduleKernels
 from relax_fusion.dlight_rules.fused import FusedRule
 from relax_fusion.errors import Reason
-from relax_fusion.passes import FuseExperts, FuseOptions, FuseRMSNormMatmul, fuse
+from relax_fusion.passes import FuseExperts, FuseOptions, FusePatterns, FuseRMSNormMatmul, fuse
 from relax_fusion.report.decision import Decision
+from relax_fusion.workload.expert_load import ExpertLoad
 
 from ..support.quantised import Groups
 from ..support.quick import machine, quick_host, quickly
@@ -280,3 +282,16 @@ def test_gpus_have_one_kernel_for_each(layout: str) -> None:
             text = func.script()
             assert text.count('thread="blockIdx.x"') == text.count('thread="threadIdx.x"') > 0
             tvm.tirx.build(func.with_attr("global_symbol", "main"), target)
+
+
+def test_counts_of_other_layers_are_told() -> None:
+    mod = module(Layer(), gated, "nk", "one", False)
+    decisions: list[Decision] = []
+    fitting, other = ExpertLoad(CHOSEN, ((3, 1, 0, 2),)), ExpertLoad(1, ((3, 1, 0),))
+    with warnings.catch_warnings(action="error"):
+        FusePatterns(FuseOptions(quick_host(), expert_load=fitting, decisions=decisions))(mod)
+    assert any(getattr(d.workload, "skew", 0) > 0 for d in decisions)
+    told = "counts rows of 3 experts, 1 for a row; nothing is chosen by it: layers have "
+    for where, found in ((mod, "4 experts, 2 for a row"), (tvm.IRModule(), "no experts")):
+        with pytest.warns(RuntimeWarning, match=told + found):
+            FusePatterns(FuseOptions(quick_host(), expert_load=other))(where)
