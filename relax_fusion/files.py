@@ -79,16 +79,24 @@ def write_file(path: Path, text: str) -> None:
         return
     if stat.S_ISREG(mode) and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    replace_file(path, content, stat.S_IMODE(mode) & 0o666 if stat.S_ISREG(mode) else 0o666)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Put a new file in the place of whatever has the name, as a whole or not at all.
+
+    Raises `OSError` if it cannot be written.
+    """
     part = path.parent / f".{secrets.token_hex(8)}.part"
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    mode = stat.S_IMODE(mode) & 0o666 if stat.S_ISREG(mode) else 0o666
     try:
         _write(os.open(part, new, mode), content)
-        part.replace(path)
+        os.replace(part, path)
     except OSError as err:  # named after the file that was asked for
         raise OSError(err.errno, err.strerror, str(path)) from err
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def _is_of_the_system(path: Path) -> bool:

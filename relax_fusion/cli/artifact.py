@@ -94,16 +94,13 @@ def _check_names(out: Path) -> Manifest | None:
 @contextmanager
 def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a directory to fill; it becomes `out` at the end, or vanishes if anything fails."""
-    made = [path for path in out.parents if not path.exists()]
     for left in out.parent.glob(f"{glob.escape(_prefix(out))}{'[0-9a-f]' * 8}.part"):
         with suppress(OSError):  # somebody else's
             lock = _lock(left)
             if lock is not None:  # nobody fills it any more
                 _remove(left)
                 os.close(lock)
-    stage, lock = _new_stage(out)
-    _stages[stage] = made
-    try:
+    with _new_stage(out) as stage:
         yield stage
         check_output(out, force=force)  # compiling took its time
         try:
@@ -112,10 +109,6 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
         except (OSError, CliError):
             check_output(out, force=force)  # checking took its time; it says what is there now
             raise
-    finally:
-        _discard(stage)
-        if lock is not None:
-            os.close(lock)
 
 
 @contextmanager
@@ -124,20 +117,13 @@ def staged_file(out: Path) -> Iterator[Path]:
 
     Raises `CliError` if `out` is there by then.
     """
-    made = [path for path in out.parents if not path.exists()]
-    stage, lock = _new_stage(out)
-    _stages[stage] = made
-    try:
+    with _new_stage(out) as stage:
         yield stage / out.name
         with _moving:
             try:
                 os.link(stage / out.name, out)  # unlike a rename, it replaces nothing
             except FileExistsError as err:
                 raise CliError(f"{out} exists already; choose another", code=2) from err
-    finally:
-        _discard(stage)
-        if lock is not None:
-            os.close(lock)
 
 
 @contextmanager
@@ -175,17 +161,30 @@ def _prefix(out: Path) -> str:
     return os.fsdecode(b".%b." % os.fsencode(out.name)[:_LONGEST])
 
 
-def _new_stage(out: Path) -> tuple[Path, int | None]:
-    """Make a directory and lock it, before somebody else takes it for a dead process's."""
-    while True:
+@contextmanager
+def _new_stage(out: Path) -> Iterator[Path]:
+    """Make a directory and lock it; it is gone behind the block, if it was not moved.
+
+    Until it is locked, somebody else may take it for a dead process's, and remove it.
+    """
+    made, lock = [path for path in out.parents if not path.exists()], None
+    while lock is None:
         stage = out.parent / f"{_prefix(out)}{secrets.token_hex(4)}.part"
         stage.mkdir(parents=True)
         try:
             lock = _lock(stage)
         except OSError:  # the file system has no locks: nobody will take it for a dead process's
-            return stage, None
-        if lock is not None and stage.is_dir():
-            return stage, lock
+            break
+        if lock is not None and not stage.is_dir():
+            os.close(lock)
+            lock = None
+    _stages[stage] = made
+    try:
+        yield stage
+    finally:
+        _discard(stage)
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(directory: Path) -> int | None:

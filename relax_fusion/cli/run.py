@@ -47,16 +47,11 @@ from .manifest import (
 
 @dataclass(frozen=True)
 class Timing:
-    """New tokens and how long they took: seconds of the prompt and of all later steps."""
+    """New tokens and how long they took: seconds of the prompt, and of a step after it."""
 
     tokens: list[int]
     prefill_s: float
     decode_s: float
-
-    @property
-    def decode_s_per_token(self) -> float:
-        """Mean seconds of one step; 0 where only the prompt was run."""
-        return self.decode_s / max(len(self.tokens) - 1, 1)
 
 
 def run_command(args: argparse.Namespace, console: Console) -> int:
@@ -68,7 +63,8 @@ def run_command(args: argparse.Namespace, console: Console) -> int:
     check_runnable(args.out, manifest, args)
     if "decode" not in manifest.functions:
         return call_command(args, console, manifest)
-    return _generate_command(args, console, manifest)
+    _print(args, console, *generated(args.out, manifest, args, console))
+    return 0
 
 
 def _check_arguments(manifest: Manifest, args: argparse.Namespace) -> None:
@@ -88,12 +84,6 @@ def _check_arguments(manifest: Manifest, args: argparse.Namespace) -> None:
             "encoder's to relax_fusion.models.Encoder",
             code=2,
         )
-
-
-def _generate_command(args: argparse.Namespace, console: Console, manifest: Manifest) -> int:
-    """Generate from a prompt, print the tokens and the times."""
-    _print(args, console, *generated(args.out, manifest, args, console))
-    return 0
 
 
 def generated(
@@ -239,7 +229,8 @@ def _generate(
     while len(tokens) < max_new_tokens and tokens[-1] not in end:
         logits = generator.decode(np.full(generator.batch, tokens[-1], "int32"))
         tokens.append(int(logits[0].argmax()))
-    return Timing(tokens, prefilled - start, time.perf_counter() - prefilled)
+    decode_s = (time.perf_counter() - prefilled) / max(len(tokens) - 1, 1)
+    return Timing(tokens, prefilled - start, decode_s)
 
 
 def _print(
@@ -256,12 +247,12 @@ def _print(
                 "tokens": timing.tokens,
                 "text": text,
                 "prefill_ms": timing.prefill_s * 1e3,
-                "decode_ms_per_token": timing.decode_s_per_token * 1e3,
+                "decode_ms_per_token": timing.decode_s * 1e3,
             }
         )
         return
     console.result(",".join(map(str, timing.tokens)) if text is None else args.prompt + text)
     console.result(
         f"\n{len(prompt)} prompt tokens in {timing.prefill_s * 1e3:.1f} ms; "
-        f"{len(timing.tokens)} new tokens, {timing.decode_s_per_token * 1e3:.1f} ms each"
+        f"{len(timing.tokens)} new tokens, {timing.decode_s * 1e3:.1f} ms each"
     )

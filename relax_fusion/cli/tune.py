@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..hardware.target import device_of
-from ..tuning import Outcome, Tuning, tune
+from ..tuning import Tuning, tune
 from .build import guarded
 from .console import CliError, Console
 from .model_arguments import pipeline_options
@@ -54,21 +54,19 @@ def tune_command(args: argparse.Namespace, console: Console) -> int:
 def _facts(tuning: Tuning) -> dict[str, object]:
     return {
         "measurements": tuning.measurements,
-        "outcomes": [_outcome(outcome) for outcome in tuning.outcomes],
+        "outcomes": [
+            {
+                "chain": each.chain,
+                "workload": each.key,
+                "calls": each.calls,
+                "size": each.size if isinstance(each.size, int) else each.size._asdict(),
+                "priced": each.priced.to_attr(),
+                "priced_s": each.priced_s,
+                "fastest": each.fastest.to_attr(),
+                "fastest_s": each.fastest_s,
+            }
+            for each in tuning.outcomes
+        ],
         "wrong": tuning.wrong,
         "left": tuning.left,
-    }
-
-
-def _outcome(outcome: Outcome) -> dict[str, object]:
-    size = outcome.size
-    return {
-        "chain": outcome.chain,
-        "workload": outcome.key,
-        "calls": outcome.calls,
-        "size": size if isinstance(size, int) else size._asdict(),
-        "priced": outcome.priced.to_attr(),
-        "priced_s": outcome.priced_s,
-        "fastest": outcome.fastest.to_attr(),
-        "fastest_s": outcome.fastest_s,
     }

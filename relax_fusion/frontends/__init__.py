@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingPackageError, ModelFileError
 from ..files import check_regular
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from .imported import ImportedModel, Signature, TensorSpec
 
 __all__ = ["SUFFIXES", "ImportedModel", "Signature", "TensorSpec", "read_model"]
-
-
-Reader: TypeAlias = "Callable[[Path], ImportedModel]"
 
 
 if not TYPE_CHECKING:
@@ -39,25 +37,11 @@ if not TYPE_CHECKING:
         return getattr(imported, name)
 
 
-def _onnx() -> Reader:
-    import onnx  # noqa: F401  (optional)
-
-    from .onnx import read_onnx
-
-    return read_onnx
-
-
-def _torch() -> Reader:
-    from .torch import read_exported  # TVM's importer imports torch
-
-    return read_exported
-
-
-SUFFIXES: Mapping[str, tuple[str, Callable[[], Reader]]] = MappingProxyType(
-    {".onnx": ("onnx", _onnx), ".pt2": ("torch", _torch)}
+SUFFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {".onnx": ("onnx", "read_onnx"), ".pt2": ("torch", "read_exported")}
 )
-"""The package that reads a file and what imports the reader, by the file's suffix in lower case.
-The package has the name of the extra that installs it."""
+"""The package that reads a file and the reader's name, by the file's suffix in lower case.  The
+package has the name of the extra that installs it, and of the module that has the reader."""
 
 
 def read_model(path: Path) -> ImportedModel:
@@ -87,11 +71,12 @@ def read_model(path: Path) -> ImportedModel:
         raise ModelFileError(f"{path} is empty; export the model again")
     package, reader = SUFFIXES[path.suffix.lower()]
     try:
-        read = reader()
+        read = getattr(import_module(f".{package}", __name__), reader)
     except ImportError as err:
         raise MissingPackageError(
             f"{path} needs the package {package} ({err}); pip install 'relax-fusion[{package}]'"
         ) from err
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # importers tell what they rename, and what they deprecate
-        return read(path)
+        model: ImportedModel = read(path)
+    return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from tvm import ir, relax, tirx
 
 from ..canonical.rewriter import LOWER, UPPER
 from ..errors import ModelFileError
+from ..inventory.operators import extent
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
 from ..transforms.modules import rewritten
@@ -133,13 +133,7 @@ def _spec(name: str, ty: relax.Type) -> TensorSpec:
         return TensorSpec(name, None, "int64" if isinstance(ty, relax.ShapeType) else str(ty))
     if not isinstance(ty.shape, relax.ShapeExpr):
         return TensorSpec(name, None, str(ty.dtype))
-    return TensorSpec(name, tuple(_dim(dim) for dim in ty.shape.values), str(ty.dtype))
-
-
-def _dim(dim: tirx.Expr) -> int | str:
-    if isinstance(dim, tirx.IntImm):
-        return int(dim)
-    return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(dim))
+    return TensorSpec(name, tuple(map(extent, ty.shape.values)), str(ty.dtype))
 
 
 def _sizes(

@@ -93,7 +93,6 @@ class Importer(ExportedProgramImporter):
         """Sort by integers: TVM's order of floats is none where NaN is among them."""
         given = dict(zip(("x", "dim", "descending"), node.args, strict=False)) | dict(node.kwargs)
         x, builder = self.env[node.args[0]], self.block_builder
-        assert builder is not None
         dim, descending = given.get("dim", -1), given.get("descending", False)
         keys = builder.emit_te(keys_of, x, primfunc_name_hint="keys")
         places = builder.emit(relax.op.argsort(keys, dim, descending, dtype="int64"))
@@ -144,17 +143,16 @@ class Importer(ExportedProgramImporter):
         return emit(op.where(grouped, op.squeeze(product, [1]), relax.const(0, dtype_of(x))))
 
     def _emitted(self, expr: relax.Expr) -> relax.Var:
-        assert self.block_builder is not None
         return self.block_builder.emit(expr)
 
     def _extreme(self, op: Callable[..., relax.Call], node: torch.fx.Node) -> relax.Var:
         given: list[Any] = [*self.retrieve_args(node), *([], False)[len(node.args) - 1 :]]
-        assert self.block_builder is not None
-        return self.block_builder.emit(op(given[0], given[1] or None, keepdims=given[2]))
+        return self._emitted(op(given[0], given[1] or None, keepdims=given[2]))
 
     @property
-    def block_builder(self) -> relax.BlockBuilder | None:
+    def block_builder(self) -> relax.BlockBuilder:
         """What emits the calls."""
+        assert self._builder is not None, "it is there once a module is begun"
         return self._builder
 
     @block_builder.setter

@@ -26,7 +26,7 @@ COUNTED: dict[str, Kind] = {
 
 Shape = Sequence[PrimExpr]
 
-_TYPED = re.compile(r"T\.int(?:32|64)\((\d+)\)")
+_TYPED = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")
 """TVM prints a number beside a symbolic size like this."""
 
 

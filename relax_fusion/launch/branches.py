@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -149,16 +150,13 @@ def _largest(group: Sequence[Workspace]) -> Workspace:
     """Return a workspace that holds each of some, of the same shape if they have one."""
     if len(group) == 1:
         return group[0]
-    analyzer = Analyzer()
-    most, *rest = (_elements(w) for w in group)
-    for count in rest:
-        most = tirx.max(most, count)
-    return Workspace((analyzer.simplify(most),), group[0].dtype)
+    counts = [prod(space.shape, start=tirx.IntImm("int64", 1)) for space in group]
+    return Workspace((largest(counts),), group[0].dtype)
 
 
-def _elements(space: Workspace) -> ir.Expr:
-    count: ir.Expr = prod(space.shape, start=tirx.IntImm("int64", 1))
-    return count
+def largest(sizes: Sequence[ir.Expr]) -> ir.Expr:
+    """Return the largest of some sizes."""
+    return Analyzer().simplify(reduce(tirx.max, sizes))
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from ..files import read_file, user_cache_directory
+from ..errors import KernelError
+from ..files import read_file, replace_file, user_cache_directory
 from ..launch.kernel import CompiledKernel
 
 _MAGIC = b"relax_fusion kernel 1"
-_PART = ".kernel.part"
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
+_DAMAGE = (KernelError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -59,34 +57,23 @@ class KernelCache:
             return None
         try:
             return _decode(key, data)
-        except (*_DAMAGE, zlib.error) as err:
+        except (*_DAMAGE, MemoryError, zlib.error) as err:
             _LOG.warning("%s is damaged (%s); it will be made again", path, err)
             return None
 
     def put(self, key: str, kernel: CompiledKernel) -> None:
         """Keep `kernel` as `key`.  A directory that cannot be written to is no error: it warns."""
-        temporary = None
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                dir=self.directory, suffix=_PART, delete=False
-            ) as file:
-                temporary = Path(file.name)
-                file.write(_encode(key, kernel))
-            os.replace(temporary, self.path(key))
-            temporary = None
+            replace_file(self.path(key), _encode(key, kernel))
         except OSError as err:
             if not self._warned:  # once is enough for all kernels of a model
                 _LOG.warning("%s cannot be written (%s); kernels are not kept", self.directory, err)
             self._warned = True
-        finally:
-            if temporary is not None:
-                with suppress(OSError):
-                    temporary.unlink()
 
     def clear(self) -> None:
         """Remove every kernel, and what an interrupted writer left."""
-        for path in [*self.directory.glob("*.kernel"), *self.directory.glob(f"*{_PART}")]:
+        for path in [*self.directory.glob("*.kernel"), *self.directory.glob(".*.part")]:
             with suppress(OSError):  # another process may have been faster, or it is a directory
                 path.unlink()
 

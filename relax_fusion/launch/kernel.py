@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..errors import KernelError
 from ..hardware.nvidia import native_arch
-from ..validation import Natural, check
+from ..validation import Natural, check, read_json
 
 _C_TYPES = {
     **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
@@ -135,8 +135,8 @@ class CompiledKernel:
     scratch_bytes: Natural
     scratch_align: Natural
     """Global memory that each thread block needs while it runs, and its alignment."""
-    image: bytes = field(repr=False)
-    ptx: bytes = field(repr=False)
+    image: bytes = field(default=b"", repr=False)
+    ptx: bytes = field(default=b"", repr=False)
     """The cubin, and the text it was assembled from."""
     convention: Literal["cuda", "triton"] = "triton"
     """What the machine code takes beside its arguments: nothing, or what Triton adds, the sizes and
@@ -172,17 +172,10 @@ class CompiledKernel:
     def from_json(cls, text: str, image: bytes, ptx: bytes = b"") -> CompiledKernel:
         """Rebuild a kernel from `to_json` and its image.
 
-        Raises `KeyError`, `TypeError` or `ValueError` if `text` is no such JSON.
+        Raises `KernelError` if `text` is no such JSON.
         """
-        fields = json.loads(text)
-        fields["options"] = LaunchOptions(**fields["options"])
-        fields["tensor_maps"] = tuple(
-            TensorMapLayout(**{**m, "block": tuple(m["block"])}) for m in fields["tensor_maps"]
-        )
-        fields["constants"] = tuple((name, value) for name, value in fields["constants"])
-        fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])
-        fields["block"] = tuple(fields["block"]) if fields.get("block") else None
-        return cls(**fields, image=image, ptx=ptx)
+        made: CompiledKernel = read_json(cls, text, KernelError, "kernel")
+        return replace(made, image=image, ptx=ptx)
 
     def machine_params(self) -> list[str]:
         """Return the C type of every parameter of the machine code, in order.

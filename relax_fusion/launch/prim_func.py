@@ -22,10 +22,10 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from ..tvm_ir import Analyzer, structural_map, structural_walk
+from ..tvm_ir import structural_map, structural_walk
 from .arguments import TensorMap, Workspace, is_number
 from .body import write
-from .branches import Branch, Memory, Others, every_launch, shared_workspaces, with_others
+from .branches import Branch, Memory, Others, every_launch, largest, shared_workspaces, with_others
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ class ExternFunc:
         place = place or self.outputs[0].vdevice
 
         def here(value: Any) -> Any:
-            return _substituted(value, dims or {})
+            if not isinstance(value, ir.Expr) or not dims:
+                return value
+            return structural_map(value, (ir.Var, lambda v: dims.get(v, v)))
 
         args = [(tensors or {}).get(t, t) for t in self.inputs] + [here(n) for n in self.numbers]
         types = [
@@ -116,12 +118,6 @@ def _type(shape: Iterable[Any], dtype: str, here: Any, vdevice: Any) -> relax.Te
     return relax.TensorType([here(d) for d in shape], dtype, vdevice)
 
 
-def _substituted(value: Any, dims: Mapping[ir.Var, ir.Expr]) -> Any:
-    if not isinstance(value, ir.Expr) or not dims:
-        return value
-    return structural_map(value, (ir.Var, lambda v: dims.get(v, v)))
-
-
 def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     """Return the global memory that Triton's compiler asked for, enough for the largest launch."""
     sizes = []
@@ -132,12 +128,7 @@ def _scratch(branches: Sequence[Branch]) -> Workspace | None:
             for count in launch.grid:
                 size = size * count
             sizes.append(size)
-    if not sizes:
-        return None
-    most = sizes[0]
-    for size in sizes[1:]:
-        most = tirx.max(most, size)
-    return Workspace((Analyzer().simplify(most),), "uint8")
+    return Workspace((largest(sizes),), "uint8") if sizes else None
 
 
 def _unknown_variables(

@@ -23,7 +23,7 @@ from .costs import added, collective, peak_flops, planned, rate_of, size_of
 from .decision import Decision
 from .item import Item
 from .material import Material, Node
-from .sizes import BATCHES, Values
+from .sizes import BATCHES, Values, all_known
 
 if TYPE_CHECKING:
     from .report import Report
@@ -151,9 +151,8 @@ def _priced(item: Item, values: Values, decision: Decision, material: Material) 
 
 
 def _sum_of(each: Iterable[float | None]) -> float | None:
-    found = list(each)
-    known = [seconds for seconds in found if seconds is not None]
-    return math.fsum(known) if len(known) == len(found) else None
+    known = all_known(list(each))
+    return None if known is None else math.fsum(known)
 
 
 def least_s(node: Node, spec: DeviceSpec | None) -> float | None:

@@ -18,7 +18,7 @@ from ..estimator.tile_plan import PlanTable
 from ..hardware import DeviceSpec
 from ..workload import DTYPE_BYTES, Atom, Attention, DynamicDim, NormMatmul, Projection, Workload
 from .item import Item
-from .sizes import Values, value_of
+from .sizes import Values, values_of
 
 Limit = Literal["memory", "compute", "launch"]
 LIMITS: tuple[Limit, ...] = ("memory", "compute", "launch")
@@ -142,7 +142,7 @@ def function_cost(
         Who emits the kernels.
     """
     known = list(items)
-    each = [_tried(item, values, dev, backend) for item in known]
+    each = [_predicted(item, values, dev, backend) for item in known]
     seconds = added(known, [found for found, _ in each], dev)
     costs = [
         ItemCost(item, spent, _LIMIT_OF[found.bound], plan) if found else ItemCost(item, None)
@@ -160,7 +160,11 @@ def added(
     `each`: what one call of each takes by itself; None where that is not known.
     """
     known = [
-        Part(found, item.count, _rate(item, dev))
+        Part(
+            found,
+            item.count,
+            peak_flops(item.dtype, dev) if item.work is None else rate_of(item.work, dev),
+        )
         for item, found in zip(items, each, strict=True)
         if found is not None and item.kind != "collective"
     ]
@@ -172,10 +176,6 @@ def added(
         return item.count * found.seconds  # all workers wait for it
 
     return [of(item, found) for item, found in zip(items, each, strict=True)]
-
-
-def _rate(item: Item, dev: DeviceSpec) -> float:
-    return peak_flops(item.dtype, dev) if item.work is None else rate_of(item.work, dev)
 
 
 def rate_of(work: Workload, dev: DeviceSpec) -> float:
@@ -192,26 +192,20 @@ def peak_flops(dtype: str, dev: DeviceSpec) -> float:
     return tensor or dev.fma_float32_flops_per_s
 
 
-def _tried(
-    item: Item, values: Values, dev: DeviceSpec, backend: Backend
-) -> tuple[Prediction | None, str]:
-    try:
-        return _predicted(item, values, dev, backend)
-    except RelaxFusionError:
-        return None, ""
-
-
 def _predicted(
     item: Item, values: Values, dev: DeviceSpec, backend: Backend
 ) -> tuple[Prediction | None, str]:
-    if item.kind == "collective":
-        return collective(item, values, dev), ""
-    if item.work is None:
-        return _left(item, values, dev, backend), ""
-    choice = choose(item.work, dev, always=True, backend=backend)
-    if isinstance(choice, Decline):
+    try:
+        if item.kind == "collective":
+            return collective(item, values, dev), ""
+        if item.work is None:
+            return _left(item, values, dev, backend), ""
+        choice = choose(item.work, dev, always=True, backend=backend)
+        if isinstance(choice, Decline):
+            return None, ""
+        return planned(item, item.work, choice.plans, values, dev)
+    except RelaxFusionError:
         return None, ""
-    return planned(item, item.work, choice.plans, values, dev)
 
 
 def planned(
@@ -257,10 +251,10 @@ def _left(item: Item, values: Values, dev: DeviceSpec, backend: Backend) -> Pred
         return _by_bytes(item, values, dev)
     atoms = []
     for product in item.products:
-        sizes = [value_of(s, values) for s in (product.m, product.n, product.k, product.batch)]
-        m, n, k, batch = (size or 0 for size in sizes)
-        if min(m, n, k, batch) < 1:
+        sizes = values_of((product.m, product.n, product.k, product.batch), values)
+        if sizes is None or min(sizes) < 1:
             return None
+        m, n, k, batch = sizes
         rows = DynamicDim("rows")
         work = NormMatmul(rows, k, (Projection(n, "kn"),), None, item.dtype, item.dtype)
         atoms.append(Atom(0, work, m, batch, "rule"))

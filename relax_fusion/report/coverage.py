@@ -43,6 +43,10 @@ IS_OFF = " is switched off"
 name."""
 
 
+_KEYS = re.compile(r"_[0-9a-f]{8}_.*|_reshape\d*|\d+(?=_|$)")
+"""Keys of workloads and plans, running numbers and reshapes in a kernel's name."""
+
+
 @dataclass(frozen=True)
 class Leftover:
     """An operation that transformers are made of, and that no kernel of a chain computes."""
@@ -117,7 +121,7 @@ def layer_length(kernels: tuple[str, ...]) -> int | None:
     3
     """
     best = (0, 0)
-    names = [_what_it_does(kernel) for kernel in kernels]
+    names = [_KEYS.sub("", kernel) for kernel in kernels]
     for distance in range(1, len(names)):
         run = 0
         for one, other in zip(names, names[distance:], strict=False):
@@ -133,11 +137,6 @@ def layer_length(kernels: tuple[str, ...]) -> int | None:
     return -best[1] or None
 
 
-def _what_it_does(kernel: str) -> str:
-    """Return a kernel's name without keys of workloads and plans, running numbers, and reshapes."""
-    return re.sub(r"_[0-9a-f]{8}_.*|_reshape\d*|\d+(?=_|$)", "", kernel)
-
-
 def coverage_of(
     decisions: Iterable[Decision], leftovers: Iterable[Leftover], launches: Iterable[Launches]
 ) -> list[Coverage]:
@@ -151,16 +150,14 @@ def coverage_of(
             what = Counter(routing=1) if work is None else _chains_of(work)
             found.setdefault(decision.function, Counter()).update(what)
     for leftover in leftovers:
-        ours_apart = leftover.kind == "norm and rope"
-        (found if ours_apart else left).setdefault(leftover.function, Counter())[
-            leftover.chain
-        ] += 1
+        counts = found if leftover.kind == "norm and rope" else left  # the first are ours
+        counts.setdefault(leftover.function, Counter())[leftover.chain] += 1
     coverage = []
     for name in dict.fromkeys([*calls, *found, *left]):
         ours, others = found.get(name, Counter()), left.get(name, Counter())
-        counts = {c: (ours[c], ours[c] + others[c]) for c in CHAINS if ours[c] + others[c]}
-        if counts or name in calls:
-            coverage.append(Coverage(name, counts, calls.get(name)))
+        chains = {c: (ours[c], ours[c] + others[c]) for c in CHAINS if ours[c] + others[c]}
+        if chains or name in calls:
+            coverage.append(Coverage(name, chains, calls.get(name)))
     return coverage
 
 

@@ -23,7 +23,7 @@ from ..workload.formats import ALL, E2M1
 from ..workload.graph import Block
 from ..workload.roofline import is_contraction
 from ..workload.values import Op, reads
-from .sizes import Extent, Values, names_in, times, value_of
+from .sizes import Extent, Values, all_known, names_in, times, values_of
 
 Kind = Literal["matmul", "attention", "chain", "convolution", "collective", "call"]
 Status = Literal["fused", "left", "outside"]
@@ -56,9 +56,8 @@ class Product:
 
     def flops(self, values: Values) -> float | None:
         """Return two operations for each product of numbers; None where a size is not known."""
-        sizes = [value_of(size, values) for size in (self.batch, self.m, self.n, self.k)]
-        known = [size for size in sizes if size is not None]
-        return 2.0 * math.prod(known) if len(known) == len(sizes) else None
+        sizes = values_of((self.batch, self.m, self.n, self.k), values)
+        return None if sizes is None else 2.0 * math.prod(sizes)
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,8 @@ class Array:
 
     def bytes(self, values: Values) -> int | None:
         """Return its size in memory; None where a size is not known."""
-        sizes = [value_of(size, values) for size in self.shape]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes):
-            return None
-        return math.prod(known) * stored_bytes(self.dtype)
+        sizes = values_of(self.shape, values)
+        return None if sizes is None else math.prod(sizes) * stored_bytes(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,8 @@ class Item:
 
     def sizes(self, values: Values) -> dict[str, int] | None:
         """Return the workload's dimensions at some sizes; None where one is not known."""
-        found = {name: value_of(size, values) for name, size in self.dims}
-        known = {name: size for name, size in found.items() if size is not None}
-        return known if len(known) == len(found) else None
+        found = values_of([size for _, size in self.dims], values)
+        return None if found is None else dict(zip((n for n, _ in self.dims), found, strict=True))
 
     def _check_dims(self) -> None:
         """Refuse a workload whose dynamic dimensions are not all known."""
@@ -148,9 +143,8 @@ class Item:
             return None if sizes is None else _tried(lambda w, s: w.flops(**s), self.work, sizes)
         if self.kind == "collective":
             return 0.0
-        each = [p.flops(values) for p in self.products]
-        known = [n for n in each if n is not None]
-        return sum(known) if known and len(known) == len(each) else None
+        known = all_known([p.flops(values) for p in self.products])
+        return sum(known) if known else None
 
     def bytes(self, values: Values) -> float | None:
         """Return the bytes that it reads and writes, each once; None where they are not known."""
@@ -159,9 +153,8 @@ class Item:
             if sizes is None:
                 return None
             return _tried(lambda w, s: float(sum(w.bytes(**s).values())), self.work, sizes)
-        each = [a.bytes(values) for a in self.arrays]
-        known = [n for n in each if n is not None]
-        return float(sum(known)) if known and len(known) == len(each) else None
+        known = all_known([a.bytes(values) for a in self.arrays])
+        return float(sum(known)) if known else None
 
     @cached_property
     def key(self) -> Item:

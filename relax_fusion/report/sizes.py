@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import PipelineError
 from ..validation import shown
@@ -16,6 +16,8 @@ Extent = int | str
 """A size: a number, or an expression of names such as ``"batch * seq_len"``."""
 
 Values = Mapping[str, int]
+
+_T = TypeVar("_T")
 
 BATCHES = ("batch", "batch_size")
 """These are the names of sizes that count sequences."""
@@ -62,6 +64,17 @@ def value_of(extent: Extent, values: Values) -> int | None:
         return int(_value(_parsed(extent).body, values))
     except (*_DAMAGE, LookupError, TypeError, ArithmeticError):
         return None
+
+
+def values_of(extents: Iterable[Extent], values: Values) -> list[int] | None:
+    """Return what sizes come to; None where one of them is not known."""
+    return all_known([value_of(extent, values) for extent in extents])
+
+
+def all_known(found: Sequence[_T | None]) -> list[_T] | None:
+    """Return what was found; None where one of it was not."""
+    known = [each for each in found if each is not None]
+    return known if len(known) == len(found) else None
 
 
 def _parsed(extent: str) -> ast.Expression:
@@ -168,19 +181,15 @@ def grid(ranges: Mapping[str, SizeRange]) -> list[dict[str, int]]:
 
     Raises `PipelineError` if there are more than `MOST_POINTS`.
     """
-    points = list(itertools.islice(_combined(ranges), MOST_POINTS + 1))
+    every = itertools.product(*(each.values for each in ranges.values()))
+    points = list(itertools.islice(every, MOST_POINTS + 1))
     if len(points) > MOST_POINTS:
         told = ", ".join(f"{name} {each}" for name, each in ranges.items())
         raise PipelineError(
             f"the ranges ({shown(told)}) have more than {MOST_POINTS} combinations; give fewer "
             "ranges, or single values"
         )
-    return points
-
-
-def _combined(ranges: Mapping[str, SizeRange]) -> Iterator[dict[str, int]]:
-    for values in itertools.product(*(each.values for each in ranges.values())):
-        yield dict(zip(ranges, values, strict=True))
+    return [dict(zip(ranges, values, strict=True)) for values in points]
 
 
 def sizes_text(values: Mapping[str, object]) -> str:

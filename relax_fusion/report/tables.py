@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..validation import printable
-from ..workload import Graph
 from .calls import Call
 from .coverage import Coverage, Leftover
 from .decision import Decision, Joining, LeftOut, Rewrite, Scheduling
@@ -137,9 +136,8 @@ def _range(decision: Decision, prediction: RangePrediction) -> tuple[str, ...]:
 
 def tile_text(decision: Decision, prediction: RangePrediction) -> str:
     """Return the tiles that serve the size of a prediction."""
-    plans, work = decision.plans, decision.workload
-    assert plans is not None and work is not None, "a fused chain has plans and a workload"
-    return plans.plan_at(prediction.size).text
+    assert decision.plans is not None, "a fused chain has plans"
+    return decision.plans.plan_at(prediction.size).text
 
 
 def size_text(prediction: RangePrediction) -> str:
@@ -171,14 +169,11 @@ def leftovers_table(
     leftovers: Iterable[Leftover], title: str = "Outside of fused kernels"
 ) -> Table:
     """One row for what was left for a reason, with how often that was and where first."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    first: dict[tuple[str, str, str], str] = {}
+    found: dict[tuple[str, str, str], list[str]] = {}
     for x in leftovers:
-        key = (x.function, x.kind, x.reason)
-        counts[key] += 1
-        first.setdefault(key, x.where)
+        found.setdefault((x.function, x.kind, x.reason), []).append(x.where)
     rows: list[tuple[str, ...]] = [("function", "left", "times", "first", "because")]
-    rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
+    rows += [(*key[:2], str(len(each)), each[0], key[2]) for key, each in found.items()]
     return Table(title, rows)
 
 
@@ -230,19 +225,8 @@ def schedules_table(schedules: Sequence[Scheduling], every: bool = False) -> Tab
 def coverage_table(coverage: Sequence[Coverage]) -> Table:
     """One row per function: chains found of those there are, launches, bytes that are copied."""
     chains = list(dict.fromkeys(name for c in coverage for name in c.chains))
-    rows: list[tuple[str, ...]] = [
-        (
-            "function",
-            *chains,
-            "launches",
-            "a layer",
-            "copies",
-            "bytes copied",
-            "memory",
-            "TVM's",
-            "where",
-        )
-    ]
+    head = ("launches", "a layer", "copies", "bytes copied", "memory", "TVM's", "where")
+    rows: list[tuple[str, ...]] = [("function", *chains, *head)]
     for c in coverage:
         counts = ("{} of {}".format(*c.chains[n]) if n in c.chains else "" for n in chains)
         rows.append((c.function, *counts, *_launched(c)))
@@ -333,10 +317,8 @@ def report_text(
 def graphs_text(decisions: Sequence[Decision]) -> str:
     """Return what each kernel computes, statement by statement, under its name."""
     graphs = {d.kernel: d.workload.graph for d in decisions if d.workload is not None}
-    return "\n\n".join(f"{name}\n{_picture(graph)}" for name, graph in graphs.items())
-
-
-def _picture(graph: Graph) -> str:
-    lines = ["reads " + ", ".join(map(str, graph.inputs)), *str(graph).splitlines()]
-    lines.append("returns " + ", ".join(map(str, graph.outputs)))
-    return indent("\n".join(lines), "  ")
+    parts = []
+    for name, graph in graphs.items():
+        reads, returns = (", ".join(map(str, each)) for each in (graph.inputs, graph.outputs))
+        parts.append(f"{name}\n" + indent(f"reads {reads}\n{graph}\nreturns {returns}", "  "))
+    return "\n\n".join(parts)

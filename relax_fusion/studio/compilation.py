@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..cli.console import CliError
 from ..cli.manifest import MANIFEST, Manifest, read_manifest
@@ -38,8 +38,6 @@ from ..transforms.debug_dump import REPORT
 from ..validation import read_json, shown
 from ..workload import Workload
 from ..workload.json import from_json
-
-_Record = TypeVar("_Record")
 
 _WANTED = "a directory that `relax-fusion compile` made, or what `explain --json` wrote"
 
@@ -176,33 +174,30 @@ def report_of(record: Mapping[str, Any]) -> Report:
     graphs = record["graphs"]
     material = Material(
         model=str(record["model"]),
-        backend=_backend(record["backend"]),
-        before=_read(FunctionGraph, graphs["before"], "graphs"),
-        after=_read(FunctionGraph, graphs["after"], "graphs"),
+        backend=_read(Backend, record["backend"], "backend"),
+        before=_read(list[FunctionGraph], graphs["before"], "graphs"),
+        after=_read(list[FunctionGraph], graphs["after"], "graphs"),
         sources=[
             Source(each.function, lambda texts=each.texts: list(texts))  # type: ignore[misc]
-            for each in _read(Texts, record.get("sources", []), "sources")
+            for each in _read(list[Texts], record.get("sources", []), "sources")
         ],
         memory=_bytes(record, "memory_bytes"),
         tvm_memory=_bytes(record, "tvm_memory_bytes"),
     )
     if record.get("target") is not None:
         material.spec = device_of(make_target(str(record["target"])))
-    kernels: dict[str, str] = read_json(
-        dict[str, str], json.dumps(record["kernels"]), ValueError, "kernels"
-    )
     return Report(
         decisions,
         [_scheduling(each) for each in record["schedules"]],
-        _read(Leftover, record["leftovers"], "leftovers"),
+        _read(list[Leftover], record["leftovers"], "leftovers"),
         [Item.from_record(each, works) for each in record["work"]],
-        kernels,
+        _read(dict[str, str], record["kernels"], "kernels"),
         str(record["device"]),
         material,
-        _read(LeftOut, record["left_out"], "left_out"),
-        _read(Rewrite, record["rewrites"], "rewrites"),
-        _read(Call, record["calls"], "calls"),
-        _read(Joining, record["joined"], "joined"),
+        _read(list[LeftOut], record["left_out"], "left_out"),
+        _read(list[Rewrite], record["rewrites"], "rewrites"),
+        _read(list[Call], record["calls"], "calls"),
+        _read(list[Joining], record["joined"], "joined"),
     )
 
 
@@ -210,23 +205,11 @@ def _bytes(record: Mapping[str, Any], what: str) -> dict[str, int]:
     """Return a number of each function's coverage, where it has it."""
     told = ((each["function"], each.get(what)) for each in record["coverage"])
     known = {name: bytes for name, bytes in told if bytes is not None}
-    return read_json(dict[str, int], json.dumps(known), ValueError, what)
+    return _read(dict[str, int], known, what)
 
 
-def _backend(name: Any) -> Backend:
-    found: Backend = read_json(Backend, json.dumps(name), ValueError, "backend")
-    return found
-
-
-def _read(kind: type[_Record], records: Any, name: str) -> list[_Record]:
-    text = json.dumps(records)
-    found: list[_Record] = read_json(
-        list[kind],  # type: ignore[valid-type]  # a type at run time
-        text,
-        ValueError,
-        name,
-    )
-    return found
+def _read(kind: Any, value: Any, name: str) -> Any:
+    return read_json(kind, json.dumps(value), ValueError, name)
 
 
 def _decision(record: Mapping[str, Any], works: dict[str, Workload]) -> Decision:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from ..errors import Reason
 from ..estimator import RangePrediction, format_seconds
-from ..report import Decision, FunctionGraph, Node, Report, Source
+from ..report import Decision, FunctionGraph, Leftover, Node, Report, Source
 from ..report.calls import floor_s, least_s
 from ..report.record import texts_of
 from ..report.tables import (
@@ -58,7 +57,8 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     """
     kernels = Counter(d.kernel for d in report.fused)
     first = {d.kernel: d for d in reversed(report.fused)}
-    order = sorted(kernels, key=lambda name: -_cost(first[name]) * kernels[name])
+    last_s = {k: d.predictions[-1].fused.seconds for k, d in first.items() if d.predictions}
+    order = sorted(kernels, key=lambda name: -last_s.get(name, 0.0) * kernels[name])
     links = {name: f"k{number}" for number, name in enumerate(order)}
     lost, left = report.declined, report.leftovers
     texts = {source.function for source in report.material.sources}
@@ -77,11 +77,6 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     title = report.material.model or "Fusion report"
     lead = f"For {report.device or 'a device that the report does not name'}."
     return page(title, lead, sections)
-
-
-def _cost(decision: Decision) -> float:
-    """Return what a kernel takes at its last size, by which chains are in order."""
-    return decision.predictions[-1].fused.seconds if decision.predictions else 0.0
 
 
 def _overview(report: Report) -> list[Html]:
@@ -167,7 +162,7 @@ def _type(node: Node) -> str:
 
 
 def _not_fused(report: Report) -> list[Html]:
-    lost = sorted(report.declined, key=_is_harmless)
+    lost = sorted(report.declined, key=lambda d: getattr(d.decline, "reason", None) in HARMLESS)
     declined = declined_table(lost, "Chains that a pass declined, those that lose nothing last.")
     head, *found = declined.rows
     reasons = {str(d.decline): d.decline.reason for d in lost if d.decline is not None}
@@ -176,16 +171,13 @@ def _not_fused(report: Report) -> list[Html]:
     return [part for part in parts if part] or [tag("p", "Every kernel is one of ours.")]
 
 
-def _is_harmless(decision: Decision) -> bool:
-    return decision.decline is not None and decision.decline.reason in HARMLESS
-
-
 def _left_over(report: Report) -> Table:
     """One row per kind and reason, the most expensive first."""
     rows: list[tuple[float, tuple[str, ...]]] = []
-    key = lambda x: (x.function, x.kind, x.reason)  # noqa: E731
-    for (function, kind, reason), group in groupby(sorted(report.leftovers, key=key), key):
-        some = list(group)
+    groups: dict[tuple[str, str, str], list[Leftover]] = {}
+    for each in report.leftovers:
+        groups.setdefault((each.function, each.kind, each.reason), []).append(each)
+    for (function, kind, reason), some in sorted(groups.items()):
         names = {x.where for x in some}
         nodes = [n for n in _graph_of(report.material.before, function) if n.name in names]
         least = _least(report, nodes)

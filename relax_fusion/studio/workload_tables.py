@@ -12,7 +12,7 @@ from ..estimator import format_seconds
 from ..hardware import DeviceSpec
 from ..report import Item, Product, Table
 from ..report.costs import FunctionCost
-from ..report.sizes import Extent, SizeRange, sizes_text, times, value_of
+from ..report.sizes import Extent, SizeRange, all_known, sizes_text, times, value_of
 from ..report.tables import table
 
 
@@ -73,9 +73,8 @@ def product_text(item: Item, values: Sequence[Mapping[str, int]] = ()) -> str:
 def _span(extent: Extent, values: Sequence[Mapping[str, int]]) -> str:
     if isinstance(extent, int) or not values:
         return str(extent)
-    found = [value_of(extent, each) for each in values]
-    known = [n for n in found if n is not None]
-    if not known or len(known) < len(found):
+    known = all_known([value_of(extent, each) for each in values])
+    if known is None:
         return str(extent)
     low, high = min(known), max(known)
     return str(low) if low == high else f"{low}..{high}"
@@ -83,9 +82,9 @@ def _span(extent: Extent, values: Sequence[Mapping[str, int]]) -> str:
 
 def quantity(numbers: Sequence[float | None], unit: str) -> str:
     """Return the least and the largest of some numbers with a unit; "?" where one is unknown."""
-    known = [n for n in numbers if n is not None]
-    if not known or len(known) < len(numbers):
-        return "?" if numbers else "-"
+    known = all_known(numbers)
+    if not known:
+        return "-" if known == [] else "?"
     ends = dict.fromkeys(_short(n, unit) for n in (min(known), max(known)))
     return "..".join(ends)
 

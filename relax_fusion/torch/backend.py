@@ -21,7 +21,7 @@ from .check import Checked
 from .decompositions import decompositions, repeat_pixels
 from .fingerprint import fingerprint
 from .library_cache import LibraryCache
-from .messages import LOG, Told, check_strict
+from .messages import LOG, check_strict, tell
 from .options import TorchOptions, options_of
 from .program import Program
 from .split import cut
@@ -56,7 +56,8 @@ def relax_fusion(
         text = f"backend 'relax_fusion' has no mode {kwargs['mode']!r}; pass options instead"
         raise RelaxFusionError(text)
     options = options_of(kwargs.get("options"))
-    if _needs_gradients(example_inputs):
+    tensors = [each for each in example_inputs if isinstance(each, torch.Tensor)]
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         within = "call the model within torch.no_grad() or torch.inference_mode()"
         if options.strict:
             raise RelaxFusionError(f"strict=True, and a graph needs gradients; {within}")
@@ -87,12 +88,6 @@ def _without_modes(
             text = f"relax_fusion: a graph stays in PyTorch, it cannot be compiled: {reason(err)}"
             warn(text)
             return _boxed(module)
-
-
-def _needs_gradients(inputs: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
-    )
 
 
 def compile_graph(
@@ -126,22 +121,18 @@ def compile_graph(
     else:
         record, libraries = found
         check_strict(options, record.left)
-    told = Told(key, options)
-    told.pieces(record.verdicts, record.left)
     names = [] if options.dryrun else cut(module, record.operators)
     for name, piece, library in zip(names, record.pieces, libraries, strict=False):
         eager = module.get_submodule(name)
         uses = results_of(module, name, piece.inputs)
         program = Program(piece, library, device, uses, eager, replay=options.use_cuda_graph)
-        _replace(module, name, Checked(name, program, eager) if options.check else program)
-    told.ready(time.perf_counter() - start, cached=found is not None)
+        delattr(module, name)  # a submodule; what takes its place is none
+        called = Checked(name, program, eager) if options.check else program
+        object.__setattr__(module, name, called)
+    how = "compiled" if found is None else "taken from the cache"
+    how = "looked at (dryrun), and will run in PyTorch," if options.dryrun else how
+    tell(key, options, record, f"{how} in {time.perf_counter() - start:.1f} s")
     return _boxed(module)
-
-
-def _replace(module: GraphModule, name: str, program: Callable[..., Any]) -> None:
-    """Let calls of a submodule call a program."""
-    delattr(module, name)
-    object.__setattr__(module, name, program)
 
 
 def _boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
@@ -160,8 +151,7 @@ def _boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
 
 def _static_arguments() -> set[int]:
     """Return which arguments are parameters or buffers of the model."""
-    context = TracingContext.try_get()
-    meta = context.fw_metadata if context is not None else None
+    meta = getattr(TracingContext.try_get(), "fw_metadata", None)
     return set(meta.static_input_indices) if meta is not None else set()
 
 

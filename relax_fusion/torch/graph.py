@@ -54,14 +54,13 @@ class Translator(Importer):
         return [self._sizes.expr(size) for size in node.meta["val"].shape]
 
     def _reshape(self, node: Node) -> relax.Var:
-        return self._emit(relax.op.reshape(self.env[node.args[0]], self._shape(node)))
+        return self._emitted(relax.op.reshape(self.env[node.args[0]], self._shape(node)))
 
     def _expand(self, node: Node) -> relax.Var:
-        return self._emit(relax.op.broadcast_to(self.env[node.args[0]], self._shape(node)))
+        return self._emitted(relax.op.broadcast_to(self.env[node.args[0]], self._shape(node)))
 
     def _write(self, node: Node) -> relax.Var:
         cache, axis, rows, values = self.retrieve_args(node)
-        assert self.block_builder is not None
         return write_call(self.block_builder, cache, axis, rows, values, in_place=True)
 
     def _index_put(self, node: Node) -> relax.Var:
@@ -70,13 +69,8 @@ class Translator(Importer):
             return super()._index_put(node)
         axis, rows = found
         cache, values = self.env[node.args[0]], self.env[node.args[2]]
-        assert self.block_builder is not None
         args = (cache, axis, self.env[rows], values)
         return write_call(self.block_builder, *args, in_place=False)
-
-    def _emit(self, value: relax.Expr) -> relax.Var:
-        assert self.block_builder is not None
-        return self.block_builder.emit(value)
 
     def translate(self, module: GraphModule, node: Node) -> None:
         """Translate a node; arguments and sizes are known without.
@@ -118,7 +112,7 @@ class Translator(Importer):
             with suppress(Refusal):
                 shape = [self._sizes.expr(size) for size in value.shape]
                 if not same_shape(shape_of(made), shape):
-                    return self._emit(relax.op.reshape(made, shape))
+                    return self._emitted(relax.op.reshape(made, shape))
         return made
 
     @contextmanager
@@ -144,13 +138,14 @@ class Translator(Importer):
         dtype = str(index.ty.dtype)
         zero, whole, last = (relax.const(n, dtype) for n in (0, size, size - 1))
         wrapped = relax.op.where(relax.op.less(index, zero), relax.op.add(index, whole), index)
-        return self._emit(relax.op.maximum(relax.op.minimum(wrapped, last), zero))
+        return self._emitted(relax.op.maximum(relax.op.minimum(wrapped, last), zero))
 
     def _check(self, node: Node, made: Any) -> None:
         """Refuse what has another dtype or shape than in PyTorch."""
         value = node.meta["val"]
         if not isinstance(value, tuple | list):
-            self._check_one(value, made)
+            if isinstance(value, torch.Tensor) and isinstance(made, relax.Expr):
+                self._check_type(value, made.ty)
             return
         places: list[Any] = [u.args[1] for u in node.users if u.target is operator.getitem]
         if isinstance(made, relax.Expr) and isinstance(made.ty, relax.TensorType):
@@ -161,10 +156,6 @@ class Translator(Importer):
         types = made.ty.fields if isinstance(made, relax.Var) else [each.ty for each in made]
         for place in places:
             self._check_type(value[place], types[place])
-
-    def _check_one(self, value: Any, made: Any) -> None:
-        if isinstance(value, torch.Tensor) and isinstance(made, relax.Expr):
-            self._check_type(value, made.ty)
 
     def _check_type(self, value: Any, made: Any) -> None:
         want, got = dtype_name(value.dtype), str(getattr(made, "dtype", ""))

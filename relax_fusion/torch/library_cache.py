@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule
 
 from ..errors import RelaxFusionError
-from ..files import read_file, user_cache_directory, write_file
+from ..files import read_file, replace_file, user_cache_directory
 from ..validation import read_json, reason
 from .messages import LOG
 from .program import load_library
@@ -82,7 +82,7 @@ class LibraryCache:
             kept = [self._keep(executable) for executable in executables]
             told = {"version": VERSION, "record": asdict(record), "libraries": kept}
             text = json.dumps({**told, "checksum": _checksum(told)})
-            write_file(self.directory / f"{key}.json", text)
+            replace_file(self.directory / f"{key}.json", text.encode())
             return [self._load(digest) for digest in kept]
         except (OSError, RuntimeError, ValueError) as err:
             LOG.warning("compiled graphs are not kept in %s: %s", self.directory, err)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import PipelineError, RelaxFusionError
 from ..files import locked
 from .options import TorchOptions
+from .record import GraphRecord
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -20,47 +21,30 @@ LOG = logging.getLogger("relax_fusion.torch")
 """The logger of this package: levels INFO for graphs and pieces, DEBUG for errors behind them."""
 
 
-class Told:
-    """Tells of one graph."""
+def tell(key: str, options: TorchOptions, record: GraphRecord, how: str) -> None:
+    """Tell how a graph was cut, and what was fused in its pieces, and write that to the report.
 
-    def __init__(self, key: str, options: TorchOptions):
-        self._name = f"graph {key[:8]}"
-        self._options = options
-        self._lines: list[str] = []
-
-    def pieces(self, verdicts: Sequence[str], left: Sequence[str]) -> None:
-        """Tell how a graph was cut, and what was fused in its pieces."""
-        done = "chosen" if self._options.dryrun else "compiled"
-        self._tell(f"{self._name}: {_count(len(verdicts), 'piece')} {done}")
-        if left:
-            self._tell(f"{self._name}: {_count(len(left), 'operator')} left to PyTorch")
-        for each, count in Counter(left).most_common():
-            self._tell(f"  {count} x {each}")
-        for n, told in enumerate(verdicts):
-            self._tell(f"  fused_{n}: {told}")
-
-    def ready(self, seconds: float, *, cached: bool) -> None:
-        """Tell that a graph can be called, and write the report."""
-        how = "taken from the cache" if cached else "compiled"
-        if self._options.dryrun:
-            how = "looked at (dryrun), and will run in PyTorch,"
-        self._tell(f"{self._name}: {how} in {seconds:.1f} s")
-        if self._options.report is not None:
-            path = Path(self._options.report)
-            try:
-                with locked(path) as descriptor:
-                    os.write(descriptor, ("\n".join(self._lines) + "\n").encode())
-            except OSError as err:
-                text = f"option report: {path} cannot be written: {err.strerror or err}"
-                raise PipelineError(text) from err
-
-    def _tell(self, text: str) -> None:
-        """Keep a text for the report, and log its first line; print all of it in a dry run."""
-        if self._options.dryrun:
+    The log gets the first line of each text; a dry run prints all of it.
+    """
+    name, left = f"graph {key[:8]}", record.left
+    done = "chosen" if options.dryrun else "compiled"
+    texts = [f"{name}: {_count(len(record.verdicts), 'piece')} {done}"]
+    texts += [f"{name}: {_count(len(left), 'operator')} left to PyTorch"] if left else []
+    texts += [f"  {count} x {each}" for each, count in Counter(left).most_common()]
+    texts += [f"  fused_{n}: {told}" for n, told in enumerate(record.verdicts)]
+    texts.append(f"{name}: {how}")
+    for text in texts:
+        if options.dryrun:
             print(text)  # what was asked for, whatever the level of the log
         else:
             LOG.info("%s", text.partition("\n")[0])
-        self._lines.append(text)
+    if options.report is not None:
+        try:
+            with locked(Path(options.report)) as descriptor:
+                os.write(descriptor, ("\n".join(texts) + "\n").encode())
+        except OSError as err:
+            why = f"option report: {options.report} cannot be written: {err.strerror or err}"
+            raise PipelineError(why) from err
 
 
 def verdict(report: Report) -> str:

@@ -111,8 +111,16 @@ class Compiler:
 
     def at_fault(self, nodes: Sequence[Node], err: Exception) -> list[Node]:
         """Return the operators of a piece because of which compiling it raised an error."""
-        attempt = self._imported if isinstance(err, Refusal) else self.compile
-        node = _at_fault(nodes, lambda some: _raises(attempt, some))
+        attempt: Callable[..., Any] = self._imported if isinstance(err, Refusal) else self.compile
+
+        def raises(some: list[Node]) -> bool:
+            try:
+                attempt(some)
+            except Exception:  # of any part of TVM, with no common class
+                return True
+            return False
+
+        node = _at_fault(nodes, raises)
         return [each for each in nodes if _kind(each) == _kind(node)]
 
 
@@ -140,14 +148,6 @@ def _at_fault(nodes: Sequence[Node], fails: Callable[[list[Node]], bool]) -> Nod
         if alone and fails(part(first, end)):
             break
     return operators[first]
-
-
-def _raises(attempt: Callable[[list[Node]], Any], nodes: list[Node]) -> bool:
-    try:
-        attempt(nodes)
-    except Exception:  # of any part of TVM, with no common class
-        return True
-    return False
 
 
 def _kind(node: Node) -> str:

@@ -34,8 +34,10 @@ class _Support(OperatorSupportBase):
         """Tell whether a piece can take a node."""
         if not is_operator(node):
             return False
-        if node.target is torch.ops.aten.copy_.default and _is_counter(node.args[0]):
-            return False  # how the caller gets a number that a piece has computed
+        if node.target is torch.ops.aten.copy_.default:
+            into: Any = node.args[0]
+            if into.op == "placeholder" and into.meta["val"].dim() == 0:
+                return False  # how the caller gets a cache's count of tokens that a piece computed
         if node not in self.refusals and (why := self._refusal(node)):
             self.refusals[node] = why
         return node not in self.refusals
@@ -85,8 +87,11 @@ def split(
             continue
         why = f"its piece has {len(found)} operators, fewer than min_block_size={least}"
         support.refusals |= dict.fromkeys(found, why)
-    left = support.refusals
-    return pieces, {node: _named(node, left[node]) for node in _worth_telling(left)}
+    left = {}
+    for node in _worth_telling(support.refusals):
+        name, why = operator_name(node), support.refusals[node]
+        left[node] = why if name in why else f"{name}: {why}"
+    return pieces, left
 
 
 def check_cut(module: GraphModule, pieces: Sequence[Sequence[int]]) -> None:
@@ -106,17 +111,6 @@ def cut(module: GraphModule, pieces: Sequence[Sequence[int]]) -> list[str]:
     before = {name for name, _ in module.named_children()}
     fuse_by_partitions(module, [{nodes[n]: None for n in piece} for piece in pieces])
     return [name for name, _ in module.named_children() if name not in before]
-
-
-def _is_counter(node: Any) -> bool:
-    """Tell whether an argument of the graph is one number, as a cache's count of tokens is."""
-    return bool(node.op == "placeholder" and node.meta["val"].dim() == 0)
-
-
-def _named(node: Node, why: str) -> str:
-    """Return why an operator is left, with its name."""
-    name = operator_name(node)
-    return why if name in why else f"{name}: {why}"
 
 
 def is_operator(node: Node) -> bool:

@@ -25,7 +25,7 @@ from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import is_gpu
 from ..passes import PATTERNS
 from ..timing import FLUSH_BYTES
-from ..validation import shown
+from ..validation import reason, shown
 from ..workload import Workload
 from .contests import Contest
 
@@ -75,7 +75,7 @@ def compiled(
         return [(tvm.compile(mod, target=target, relax_pipeline=pipeline), names)], {}
     except FOREIGN_ERRORS as err:
         if len(tables) == 1:
-            return [], {plan: first_sentence(err) for plan in tables}
+            return [], {plan: reason(err) for plan in tables}
     plans, executables = list(tables), []
     failed: dict[TilePlan, str] = {}
     half = len(plans) // 2
@@ -84,12 +84,6 @@ def compiled(
         executables += made
         failed |= wrong
     return executables, failed
-
-
-def first_sentence(err: BaseException) -> str:
-    """Return the kind of an error and the first line of what it says."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return f"{type(err).__name__}: {lines[0][:200]}" if lines else type(err).__name__
 
 
 def _module(work: Workload, tables: Mapping[str, PlanTable]) -> ir.IRModule:
@@ -198,9 +192,7 @@ def open_device(target: Target, where: str | None) -> MeasuringDevice:
     """
     kind = target.kind.name
     session = None if where is None else _session(where)
-    device = tvm.device("cpu" if kind == "llvm" else kind)
-    if session is not None:
-        device = session.device("cpu" if kind == "llvm" else kind)
+    device = (session or tvm).device("cpu" if kind == "llvm" else kind)
     if not device.exist:
         place = f"at {where}" if where else "on this machine"
         hint = "" if where else "; rpc='host:port' (--rpc host:port) measures on another"
@@ -219,4 +211,4 @@ def _session(where: str) -> Any:
             return rpc.connect(host, port)
         return rpc.connect_tracker(host, port).request(key, session_timeout=RPC_TIMEOUT_S)
     except FOREIGN_ERRORS as err:
-        raise TuningError(f"rpc {where}: no session ({first_sentence(err)})") from err
+        raise TuningError(f"rpc {where}: no session ({reason(err)})") from err

@@ -24,8 +24,8 @@ from ..hardware.detect import by_driver, cuda_here, uncalibrated
 from ..hardware.device_file import TOLD, DeviceFile, Rate, Source, Timed, read_device_file
 from ..hardware.target import device_of, is_cpu, is_cuda, make_target
 from ..transforms.modules import OPAQUE, functions_of, with_functions
-from ..validation import shown
-from .device import FOREIGN_ERRORS, Function, MeasuringDevice, compiled, first_sentence, open_device
+from ..validation import reason, shown
+from .device import FOREIGN_ERRORS, Function, MeasuringDevice, compiled, open_device
 from .inputs import dims_at, draw
 from .probes import Probe, probes
 from .rates import ALIKE, LAUNCHES, RATES, fitted
@@ -171,7 +171,7 @@ def calibrate(
         try:
             timed = measure()
         except (TuningError, *FOREIGN_ERRORS) as err:
-            why = str(err) if isinstance(err, TuningError) else first_sentence(err)
+            why = str(err) if isinstance(err, TuningError) else reason(err)
             found = replace(found, left=(*found.left, f"{name}: {why}"))
             continue
         found = fitted(replace(found, times=(*found.times, timed)), sweep.base)

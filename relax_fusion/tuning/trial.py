@@ -25,10 +25,11 @@ from ..estimator.database import (
 )
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of
+from ..validation import reason
 from ..workload import Workload
 from ..workload.json import to_json
 from .contests import Contest, Outcome, Tuning
-from .device import FOREIGN_ERRORS, Function, MeasuringDevice, compiled, first_sentence, tables_of
+from .device import FOREIGN_ERRORS, Function, MeasuringDevice, compiled, tables_of
 from .inputs import allowed_error, dims_at, draw
 
 FIRST_SAMPLES, MOST_SAMPLES, ENOUGH_S = 2, 20, 0.1
@@ -156,7 +157,7 @@ class Trial:
             try:
                 made = self.device.results(self.functions[plan], arguments)
             except FOREIGN_ERRORS as err:
-                self._exclude(subject, plan, f"fails at {size_text(size)}: {first_sentence(err)}")
+                self._exclude(subject, plan, f"fails at {size_text(size)}: {reason(err)}")
                 continue
             if results is None:
                 results = made
@@ -195,7 +196,7 @@ class Trial:
                 own = self.device.sample(self.functions[plan], arguments, count)
                 samples.setdefault(plan, []).extend(own)
             except FOREIGN_ERRORS as err:
-                self._exclude(subject, plan, f"fails at {size_text(size)}: {first_sentence(err)}")
+                self._exclude(subject, plan, f"fails at {size_text(size)}: {reason(err)}")
 
         for plan in plans:
             sample(plan, FIRST_SAMPLES)

@@ -242,7 +242,7 @@ def test_compiling_needs_no_cache(
 
 
 def test_clear(cache: KernelCache) -> None:
-    (cache.directory / "tmpabc.kernel.part").write_text("an interrupted writer")
+    (cache.directory / ".0123abcd.part").write_text("an interrupted writer")
     for name in ("notes.txt", "tmpabc"):
         (cache.directory / name).write_text("somebody else's")
     cache.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,16 +25,6 @@ TVM, TORCH, COMPILED, GRAPHS = PEERS
 
 CALLS, LONGEST = 10, 1.0
 """A turn has this many calls, or ends when so many seconds are over."""
-
-
-class Callable_(Protocol):
-    """A model that is called with arrays."""
-
-    def __call__(self) -> Any:
-        """Call it and wait until the result is there, on the device."""
-
-    def arrays(self, result: Any) -> list[np.ndarray]:
-        """Return a result's arrays."""
 
 
 class Contender:
@@ -88,9 +78,9 @@ def _decoding(subject: Subject) -> Run:
 
 
 def _calling(subject: Subject) -> Run:
-    """Return what calls a model several times."""
+    """Return what calls a model several times, a `Call` or what has the same methods."""
 
-    def run(call: Callable_) -> tuple[Turn, list[np.ndarray]]:
+    def run(call: Any) -> tuple[Turn, list[np.ndarray]]:
         taken: list[float] = []
         while len(taken) <= CALLS and sum(taken) < LONGEST:
             result, seconds = timed(call)
