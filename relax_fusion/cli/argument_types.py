@@ -136,19 +136,14 @@ def named_range(text: str) -> tuple[str, SizeRange]:
 
 def devices(text: str) -> list[Target]:
     """Read names of devices, with commas between them, as targets; each once."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} is no list of devices such as h100,a100,llvm"
-        )
-    return [target(name) for name in names]
+    return [target(name) for name in names(text, "devices such as h100,a100,llvm")]
 
 
-def names(text: str) -> tuple[str, ...]:
+def names(text: str, what: str = "names such as one,two") -> tuple[str, ...]:
     """Read names with commas between them; each once."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(found):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of names such as one,two")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no list of {what}")
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..files import check_regular
 from ..frontends import Signature, TensorSpec
 from ..frontends.imported import shape_text
-from ..validation import shown
+from ..validation import reason, shown
 from .artifact import staged, staged_file
 from .console import CliError
 
@@ -76,7 +76,7 @@ def _loaded(path: Path) -> np.ndarray:
     try:
         found = np.load(path, allow_pickle=False)
     except _DAMAGES as err:
-        raise CliError(f"{path} cannot be read as an array (.npy): {_told(err)}") from err
+        raise CliError(f"{path} cannot be read as an array (.npy): {reason(err)}") from err
     if not isinstance(found, np.ndarray):
         found.close()
         raise CliError(f"{path} is an archive of arrays; give it as --input {path}, without a name")
@@ -95,11 +95,7 @@ def _archived(path: Path) -> Iterator[tuple[str, np.ndarray]]:
                 raise ValueError(f"unpacked it has {unpacked} bytes, this machine {memory}")
             yield from archive.items()
     except _DAMAGES as err:
-        raise CliError(f"{path} cannot be read as arrays (.npz): {_told(err)}") from err
-
-
-def _told(err: BaseException) -> str:
-    return f"{type(err).__name__}: {' '.join(str(err).split())[:200]}"
+        raise CliError(f"{path} cannot be read as arrays (.npz): {reason(err)}") from err
 
 
 def _typed(array: np.ndarray, spec: TensorSpec) -> np.ndarray:

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -14,7 +14,9 @@ from tvm.support import cc
 from tvm.target import Target
 
 from ..errors import RelaxFusionError, TargetError
+from ..frontends import ImportedModel
 from ..hardware.target import device_of, host_target, is_cpu, make_target
+from ..models import ExportedModel
 from ..validation import shown
 from .console import FOREIGN_ERRORS, CliError, Console, first_line
 from .manifest import LIBRARY, MANIFEST, Manifest, check_library
@@ -25,15 +27,9 @@ _KERNEL = {
 }
 
 
-class Compilable(Protocol):
-    """A model of any origin."""
-
-    @property
-    def mod(self) -> tvm.IRModule:
-        """Its functions."""
-
-
-def build(exported: Compilable, target: Target, **pipeline: Any) -> relax.VMExecutable:
+def build(
+    exported: ExportedModel | ImportedModel, target: Target, **pipeline: Any
+) -> relax.VMExecutable:
     """Compile with the pipeline ``relax_fusion``.
 
     Parameters
@@ -50,7 +46,7 @@ def build(exported: Compilable, target: Target, **pipeline: Any) -> relax.VMExec
     return guarded(lambda: tvm.compile(exported.mod, target=target, relax_pipeline=made), target)
 
 
-def build_default(exported: Compilable, target: Target) -> relax.VMExecutable:
+def build_default(exported: ExportedModel | ImportedModel, target: Target) -> relax.VMExecutable:
     """Compile with the pipeline that TVM itself takes for `target`."""
     made = relax.get_default_pipeline(target)
     with target:

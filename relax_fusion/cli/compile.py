@@ -55,7 +55,9 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     # Everything that can be refused is refused before the slow part begins.
     out = place(args.output)
     check_output(out, force=args.force)
-    _check_dump(args.debug_dump, out)
+    dump = args.debug_dump
+    if dump is not None and out in (place(dump), *place(dump).parents):  # in its own way
+        raise CliError(f"--debug-dump {dump} is within -o {out}; choose another", code=2)
     require_linker()
     device = device_of(args.target)
     source = open_source(args.source)
@@ -108,12 +110,6 @@ def compile_to(
         "files": {name: asdict(file) for name, file in manifest.files.items()},
         **summary(report),
     }
-
-
-def _check_dump(dump: str | None, out: Path) -> None:
-    """Refuse to dump to where the directory is to appear: it would be in its own way."""
-    if dump is not None and out in (place(dump), *place(dump).parents):
-        raise CliError(f"--debug-dump {dump} is within -o {out}; choose another", code=2)
 
 
 def _write_weights(

@@ -102,8 +102,7 @@ def generated(
     config = _config(directory, manifest)
     tokenizer = _tokenizer(directory, manifest) if args.prompt is not None else None
     prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
-    _check_prompt(prompt, config.vocab_size)
-    _check_room(len(prompt), new, manifest)
+    _check_prompt(prompt, new, config.vocab_size, manifest.max_seq_len or 0)
     check_files(directory, manifest)
     device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
@@ -134,20 +133,16 @@ def _config(directory: Path, manifest: Manifest) -> LlamaConfig | GPT2Config:
     return config
 
 
-def _check_prompt(prompt: list[int], vocab_size: int) -> None:
+def _check_prompt(prompt: list[int], new: int, vocab_size: int, most: int) -> None:
     if not prompt:
         raise CliError("the prompt has no tokens; a model needs one to begin with", code=2)
     wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise CliError(f"prompt token {shown(wrong)} must be in 0..{vocab_size - 1}")
-
-
-def _check_room(prompt: int, new: int, manifest: Manifest) -> None:
-    most = manifest.max_seq_len or 0
     # The last new token is never fed back, so it takes no room.
-    if prompt + new - 1 > most:
+    if len(prompt) + new - 1 > most:
         raise CliError(
-            f"{prompt} prompt tokens and {new} new ones do not fit the {most} that "
+            f"{len(prompt)} prompt tokens and {new} new ones do not fit the {most} that "
             "the model was compiled for; ask for fewer, or compile with a larger --max-seq-len"
         )
 

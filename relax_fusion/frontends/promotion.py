@@ -145,19 +145,15 @@ def _operand(node: Node, arg: Any, dtype: torch.dtype, numbers: bool) -> Any:
         return type(arg)(_operand(node, a, dtype, numbers) for a in arg)
     if isinstance(arg, int | float) and not isinstance(arg, bool) and numbers:
         return inserted(node, aten.full.default, ([], arg), {"dtype": dtype})
-    if isinstance(arg, int) and _is_wrapped(node, dtype):
+    target: Any = node.target
+    if isinstance(arg, int) and _is_integer(dtype) and torch.Tag.pointwise in target.tags:
+        # PyTorch takes it modulo the range of the dtype, as -3 for a byte
         info = torch.iinfo(dtype)
         return (arg - info.min) % (1 << info.bits) + info.min
     value = _value(arg)
     if not isinstance(arg, Node) or not isinstance(value, torch.Tensor) or value.dtype == dtype:
         return arg
     return inserted(node, aten._to_copy.default, (arg,), {"dtype": dtype})
-
-
-def _is_wrapped(node: Node, dtype: torch.dtype) -> bool:
-    """Tell whether PyTorch takes a number modulo the range of a dtype, as -3 for a byte."""
-    target: Any = node.target
-    return _is_integer(dtype) and torch.Tag.pointwise in target.tags
 
 
 def _is_integer(dtype: torch.dtype) -> bool:

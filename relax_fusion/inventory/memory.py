@@ -14,20 +14,18 @@ from .record_graph import bytes_of, sizes_of_symbols
 
 
 def _planned(mod: ir.IRModule, bounds: Mapping[str, int]) -> dict[str, int]:
-    functions = functions_of(mod, relax.Function)
-    return {gvar.name_hint: planned_bytes(func, bounds) for gvar, func in functions.items()}
-
-
-def planned_bytes(func: relax.Function, bounds: Mapping[str, int]) -> int:
-    """Return the bytes of a function's storage, and of tensors that have storage of their own.
+    """Return the bytes of functions' storage, and of tensors that have storage of their own.
 
     Symbolic sizes count as in the rest of a report: see `sizes_of_symbols`.
     """
-    sizes = sizes_of_symbols(func, bounds)
-    storage = calls_in(func, "relax.memory.alloc_storage")
-    apart = calls_in(func, "relax.builtin.alloc_tensor")
-    planned = [relax.TensorType(call.args[0], "uint8") for call in storage]
-    return sum(bytes_of(ty, sizes) for ty in (*planned, *(call.ty for call in apart)))
+    found = {}
+    for gvar, func in functions_of(mod, relax.Function).items():
+        storage = calls_in(func, "relax.memory.alloc_storage")
+        types = [relax.TensorType(call.args[0], "uint8") for call in storage]
+        types += [call.ty for call in calls_in(func, "relax.builtin.alloc_tensor")]
+        sizes = sizes_of_symbols(func, bounds)
+        found[gvar.name_hint] = sum(bytes_of(ty, sizes) for ty in types)
+    return found
 
 
 @module_pass

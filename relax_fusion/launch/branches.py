@@ -110,7 +110,10 @@ def shared_workspaces(branches: Sequence[Branch]) -> list[tuple[Workspace, list[
     A call runs one branch, so workspaces of the same elements that are in no branch together are
     the same memory, as much as the largest needs.
     """
-    used = [_workspaces(branch) for branch in branches]
+    used = [
+        _distinct([m for x in b.launches for v in x.args if isinstance(m := _memory(v), Workspace)])
+        for b in branches
+    ]
     groups: list[list[Workspace]] = []
     for space in _distinct([w for found in used for w in found]):
         together = [w for found in used if _has(found, space) for w in found]
@@ -125,11 +128,6 @@ def shared_workspaces(branches: Sequence[Branch]) -> list[tuple[Workspace, list[
         else:
             group.append(space)
     return [(_largest(group), group) for group in groups]
-
-
-def _workspaces(branch: Branch) -> list[Workspace]:
-    found = (_memory(value) for launch in branch.launches for value in launch.args)
-    return _distinct([value for value in found if isinstance(value, Workspace)])
 
 
 def _memory(value: Any) -> Any:

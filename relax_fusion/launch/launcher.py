@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from importlib.resources import files
 
 import numpy as np
@@ -55,7 +54,7 @@ def launcher_source(
     defined: Mapping[str, int] | None = None,
 ) -> str:
     """Return the text of `launcher_module`: C99 that is also C++11."""
-    parts = [_header()]
+    parts = [files(__package__).joinpath("launcher.h").read_text(encoding="utf-8")]
     for kernel in kernels:
         name = kernel.launcher
         is_defined = name in (defined or {})
@@ -97,11 +96,6 @@ _END = """#ifdef __cplusplus
 }  // extern "C"
 #endif
 """
-
-
-@lru_cache
-def _header() -> str:
-    return files(__package__).joinpath("launcher.h").read_text(encoding="utf-8")
 
 
 def _kernel(kernel: CompiledKernel) -> str:

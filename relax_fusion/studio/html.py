@@ -71,21 +71,15 @@ def fold(summary: Content, *content: Content, name: str = "") -> Html:
     return tag("details", tag("summary", summary), *content, **place)
 
 
-def section(name: str, title: str, *content: Content) -> Html:
-    """Return a section, to which links and the page's head lead by its name."""
-    return tag("section", tag("h2", title), *content, id=name)
-
-
 def hunks(found: Iterable[Hunk]) -> Html:
     """Return the places where a text changed."""
-    return joined([_hunk(each) for each in found])
-
-
-def _hunk(hunk: Hunk) -> Html:
-    again = f", {hunk.times} times" if hunk.times > 1 else ""
-    where = tag("span", f"@@ {hunk.before}, {hunk.after}{again} @@")
-    lines = [tag(_SIGNS.get(line[:1], "span"), line) for line in hunk.lines]
-    return tag("pre", joined([where, *lines], "\n"), class_="diff")
+    parts = []
+    for hunk in found:
+        again = f", {hunk.times} times" if hunk.times > 1 else ""
+        where = tag("span", f"@@ {hunk.before}, {hunk.after}{again} @@")
+        lines = [tag(_SIGNS.get(line[:1], "span"), line) for line in hunk.lines]
+        parts.append(tag("pre", joined([where, *lines], "\n"), class_="diff"))
+    return joined(parts)
 
 
 def page(title: str, lead: Content, sections: Sequence[tuple[str, str, Content]]) -> str:
@@ -103,6 +97,6 @@ def page(title: str, lead: Content, sections: Sequence[tuple[str, str, Content]]
     ]
     links = joined([link(text, f"#{name}") for name, text, _ in sections], " ")
     body = [tag("nav", links), tag("h1", title), tag("p", lead)]
-    body += [section(*each) for each in sections]
+    body += [tag("section", tag("h2", told), own, id=name) for name, told, own in sections]
     made = tag("html", tag("head", head), "\n", tag("body", joined(body, "\n")), lang="en")
     return f"<!DOCTYPE html>\n{made}\n"

@@ -96,8 +96,8 @@ def _short(number: float, unit: str) -> str:
     return f"{number:.3g} {unit}"
 
 
-def function_table(items: Sequence[Item], points: Points) -> str:
-    """Return one row per item of a function, and their sum."""
+def function_text(items: Sequence[Item], points: Points) -> str:
+    """Return a row for each item of a function, below its name, its sums and its sizes."""
     shown = points.values if points.ranges else []
     names = ("calls", "what", "chain", "M", "N", "K", "batch", "dtype", "weights", "where")
     rows: list[tuple[str, ...]] = [(*names, "operations", "bytes")]
@@ -111,11 +111,6 @@ def function_table(items: Sequence[Item], points: Points) -> str:
                 quantity([item.bytes(v) for v in points.values], "B"),
             )
         )
-    return table(rows)
-
-
-def function_text(items: Sequence[Item], points: Points) -> str:
-    """Return the table of a function below its name, its sums and its sizes."""
     totals = [total(items, values) for values in points.values]
     unknown = sum(i.count for i in items if i.flops(points.values[0]) is None) if totals else 0
     lines = f"{points.function}: {sum(i.count for i in items)} calls a run"
@@ -127,7 +122,7 @@ def function_text(items: Sequence[Item], points: Points) -> str:
         lines += f", at {sizes_text(at)}"
     if unknown:
         lines += f"; {unknown} calls of unknown work are not in the sums"
-    return f"{lines}\n\n{function_table(items, points)}"
+    return f"{lines}\n\n{table(rows)}"
 
 
 def total(items: Iterable[Item], values: Mapping[str, int]) -> tuple[float, float]:

@@ -104,7 +104,8 @@ def compile_graph(
     """
     start = time.perf_counter()
     device = _device_of(inputs)
-    weights = _static_arguments()
+    context = getattr(TracingContext.try_get(), "fw_metadata", None)
+    weights = set(context.static_input_indices) if context is not None else set[int]()
     write_in_place(module)
     in_token_order(module)
     written_out(module)
@@ -147,12 +148,6 @@ def _boxed(module: GraphModule) -> Callable[[list[Any]], Any]:
 
     run._boxed_call = True  # type: ignore[attr-defined]  # what AOTAutograd asks for
     return run
-
-
-def _static_arguments() -> set[int]:
-    """Return which arguments are parameters or buffers of the model."""
-    meta = getattr(TracingContext.try_get(), "fw_metadata", None)
-    return set(meta.static_input_indices) if meta is not None else set()
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:

@@ -13,7 +13,7 @@ from ..estimator.ranges import Range, by_box, ranges, together
 from ..estimator.registry import options, predict
 from ..estimator.search import asked_in, price
 from ..estimator.shape import Problem
-from ..estimator.tile_plan import Box, PlanTable, TilePlan
+from ..estimator.tile_plan import Box, TilePlan
 from ..hardware import DeviceSpec
 from ..report.tables import table
 from ..workload import Workload
@@ -49,20 +49,13 @@ def shortlist(work: Workload, dev: DeviceSpec, backend: Backend, most: int = MOS
     choice = choose(work, dev, always=True, backend=backend)
     if isinstance(choice, Decline):
         return []
-    return contests_of(work, dev, backend, choice.plans, most)
-
-
-def contests_of(
-    work: Workload, dev: DeviceSpec, backend: Backend, table: PlanTable, most: int = MOST
-) -> list[Contest]:
-    """Return contests between the plans of a table and others, as `shortlist` does."""
     found = list(options(Problem(work, dev), backend))
     contests = []
     for each in ranges(work, together({option.family.breaks for option in found})):
         plans = _nearest(found, each, most)
         (told_in,) = by_box([each], {each.told: None})
         for box, sizes in each.cells:
-            first = table.plan_at(sizes[-1])
+            first = choice.plans.plan_at(sizes[-1])
             others = [plan for plan in plans if plan != first]
             seconds = predict(work, first, dev, sizes[-1]).seconds
             told = [each.told] if box == told_in else []

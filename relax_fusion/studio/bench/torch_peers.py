@@ -72,29 +72,26 @@ class TorchPeers:
     def _about(self) -> str:
         import torch
 
-        if self._exported is None:
-            what = f"{self._subject.manifest.source}.pt2"
-        else:
-            what = f"{type(self._model).__name__} of {_transformers()}"
+        what = f"{self._subject.manifest.source}.pt2"
+        if self._subject.exported is not None:
+            import transformers
+
+            what = f"{type(self._model).__name__} of transformers {transformers.__version__}"
         told = f"{what} in torch {torch.__version__}"
         weights = "the same weights" if self._has_our_weights else "random weights, not quantised"
         return f"{told}, {self._subject.manifest.dtype}, {weights}"
 
     @cached_property
-    def _exported(self) -> ExportedModel | None:
-        return self._subject.exported
-
-    @cached_property
     def _model(self) -> Any:
         import torch
 
+        exported = self._subject.exported
         with torch.no_grad():
-            if self._exported is None:
+            if exported is None:
                 return self._from_file()
-            fields = self._subject.manifest.config or {}
-            made = _of_config(fields, self._exported, self._device)
+            made = _of_config(self._subject.manifest.config or {}, exported, self._device)
             if self._has_our_weights:
-                _give(made, _state(self._exported, self._subject.weights()))
+                _give(made, _state(exported, self._subject.weights()))
             return made
 
     def _from_file(self) -> Any:
@@ -124,12 +121,6 @@ class TorchPeers:
         runs = _TorchSession(model, self._model.config, self._device, room)
         about = f"{about}, {cache}"
         return Contender(name, about, subject, runs, self._has_our_weights, set_threads)
-
-
-def _transformers() -> str:
-    import transformers
-
-    return f"transformers {transformers.__version__}"
 
 
 def eager_decoder(
