@@ -30,17 +30,9 @@ _KERNEL = {
 def build(
     exported: ExportedModel | ImportedModel, target: Target, **pipeline: Any
 ) -> relax.VMExecutable:
-    """Compile with the pipeline ``relax_fusion``.
+    """Compile with the pipeline ``relax_fusion`` and its arguments `pipeline`.
 
-    Parameters
-    ----------
-    **pipeline
-        Arguments of the pipeline.
-
-    Raises
-    ------
-    RelaxFusionError, CliError
-        If an argument is refused, or TVM cannot compile the module.
+    Raises `RelaxFusionError` or `CliError` if one is refused, or TVM cannot compile the module.
     """
     made = relax.get_pipeline("relax_fusion", target=target, **pipeline)
     return guarded(lambda: tvm.compile(exported.mod, target=target, relax_pipeline=made), target)

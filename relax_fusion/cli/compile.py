@@ -37,17 +37,7 @@ from .manifest import (
     write_manifest,
 )
 from .model_arguments import pipeline_options
-from .source import Model, Source, bounds, described, facts_of, longest, open_source
-
-UNASKED: dict[str, Any] = {
-    "force": False,
-    "no_weights": False,
-    "cubins": False,
-    "debug_dump": None,
-    "dump_functions": (),
-    "dump_phases": (),
-}
-"""`compile_to` reads these arguments beside those of a model; here they have their defaults."""
+from .source import Model, Source, bounds, described, exported_source, facts_of, longest
 
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:
@@ -60,12 +50,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         raise CliError(f"--debug-dump {dump} is within -o {out}; choose another", code=2)
     require_linker()
     device = device_of(args.target)
-    source = open_source(args.source)
-    source.check(args)
-    if not args.no_weights:
-        source.require_weights()
-    console.step(f"exporting {source.name}")
-    exported = source.model(args)
+    source, exported = exported_source(args, console, weights=not args.no_weights)
     facts = compile_to(out, source, exported, args, console)
     if args.json:
         console.json(facts)

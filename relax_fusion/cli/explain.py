@@ -21,17 +21,14 @@ from .artifact import check_written, write_page
 from .build import guarded
 from .console import Console
 from .model_arguments import named, pipeline_options
-from .source import bounds, described, facts_of, longest, open_source
+from .source import bounds, described, exported_source, facts_of, longest
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
     check_written({"--html": args.html}, args.source, args.database)
-    source = open_source(args.source)
-    source.check(args)
     device = device_of(args.target)
-    console.step(f"exporting {source.name}")
-    model = source.model(args)
+    source, model = exported_source(args, console)
     report = Report(material=Material(tvm_memory={} if args.coverage else None))
     told = {"report": report, "progress": console.step, "variable_bounds": bounds(model)}
     options = make_options(args.target, {**pipeline_options(args), **told})

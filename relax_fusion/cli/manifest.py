@@ -64,46 +64,21 @@ class Versions:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a library was compiled from and for; it carries this itself.
+    """What a library was compiled from and for; it carries this itself."""
 
-    Parameters
-    ----------
-    source : str
-        Name of the model.
-    config : mapping, optional
-        The content of its ``config.json``, where it was built from one.
-    dtype : str
-        Of its activations, and of weights that are not quantised.
-    max_seq_len, batch : int, optional
-        As it was exported, where it was built from a configuration.
-    target : str
-        The TVM target, as JSON.
-    functions : tuple of str
-        What can be called in the library.
-    weights : {"file", "random", "none"}
-        Whether they are in the directory, are to be made up, or were left out.
-    versions : Versions
-        Of this package and of TVM.
-    signature : Signature, optional
-        What the function takes and returns; None where it generates text.
-    quantization : str, optional
-        How its weights are stored.
-    shards : int
-        Over how many workers it is spread.
-    """
-
-    source: str
-    dtype: str
-    target: str
-    functions: tuple[str, ...]
-    weights: Weights
-    versions: Versions
-    config: dict[str, Any] | None = None
+    source: str  # name of the model
+    dtype: str  # of its activations, and of weights that are not quantised
+    target: str  # of TVM, as JSON
+    functions: tuple[str, ...]  # what can be called in the library
+    weights: Weights  # whether they are in the directory, are to be made up, or were left out
+    versions: Versions  # of this package and of TVM
+    config: dict[str, Any] | None = None  # its ``config.json``, where it was built from one
     max_seq_len: Count | None = None
     batch: Count | None = None
-    signature: Signature | None = None
-    quantization: str | None = None
-    shards: Count = 1
+    """As it was exported, where it was built from a configuration."""
+    signature: Signature | None = None  # None where it generates text
+    quantization: str | None = None  # how its weights are stored
+    shards: Count = 1  # over how many workers it is spread
 
     def to_metadata(self) -> dict[str, str]:
         """Return the ``metadata`` with which the pipeline puts this into the library."""

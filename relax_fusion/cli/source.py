@@ -19,7 +19,7 @@ from ..models.checkpoint import INDEX, SINGLE
 from ..models.config_file import read_config
 from ..models.zoo import CONFIGS
 from ..validation import shown
-from .console import CliError
+from .console import CliError, Console
 from .manifest import stored_name
 from .model_arguments import asked
 
@@ -207,6 +207,18 @@ def open_source(text: str) -> Source:
         f"{text!r} is neither a directory, a config.json, a file in {' or '.join(SUFFIXES)}, nor a "
         f"bundled configuration ({', '.join(CONFIGS)})"
     )
+
+
+def exported_source(
+    args: argparse.Namespace, console: Console, *, weights: bool = False
+) -> tuple[Source, Model]:
+    """Open ``args.source`` and export its model; `weights` says whether it has to have some."""
+    source = open_source(args.source)
+    source.check(args)
+    if weights:
+        source.require_weights()
+    console.step(f"exporting {source.name}")
+    return source, source.model(args)
 
 
 def _config_of(path: Path) -> dict[str, Any]:

@@ -136,6 +136,8 @@ def add_bench(commands: Commands) -> None:
         parser,
         help=f"a directory that `compile` made, or a model that is compiled first: {SRC_HELP}",
     )
+    parser.set_defaults(force=False, no_weights=False, cubins=False)
+    parser.set_defaults(debug_dump=None, dump_functions=(), dump_phases=())  # as of `compile`
     add_measured(parser)
     add_flag(
         parser,

@@ -10,16 +10,13 @@ from ..tuning import Tuning, tune
 from .build import guarded
 from .console import CliError, Console
 from .model_arguments import pipeline_options
-from .source import bounds, described, open_source
+from .source import bounds, described, exported_source
 
 
 def tune_command(args: argparse.Namespace, console: Console) -> int:
     """Measure, and print by how much the fastest plans are faster."""
-    source = open_source(args.source)
-    source.check(args)
     device = device_of(args.target)
-    console.step(f"exporting {source.name}")
-    model = source.model(args)
+    source, model = exported_source(args, console)
     console.step(f"looking for chains to measure for {device.description}")
     if args.rpc is None:
         console.load()

@@ -33,6 +33,7 @@ class Translator(Importer):
 
     def __init__(self, sizes: Sizes):
         super().__init__()
+        self.block_builder = relax.BlockBuilder()
         self._sizes = sizes
 
     def create_convert_map(self) -> dict[str, Callable[[Node], relax.Expr]]:
@@ -209,7 +210,6 @@ def import_graph(
     signature = [*params[:at], *shape, *params[at:]]
     attrs = {"num_input": at + len(shape), **bounds(arguments, sizes, ranges or {})}
     translator = Translator(sizes)
-    translator.block_builder = relax.BlockBuilder()
     builder = translator.block_builder
     with builder.function(MAIN, signature, attrs):
         with builder.dataflow():
@@ -239,9 +239,7 @@ def refusals(module: GraphModule) -> dict[Node, str]:
     """Return why TVM's importer does not take operators of a graph, each looked at by itself."""
     sizes = Sizes()
     translator = Translator(sizes)
-    translator.block_builder = relax.BlockBuilder()
-    found = {}
-    builder = translator.block_builder
+    found, builder = {}, translator.block_builder
     with builder.function(MAIN, []):
         with builder.dataflow():
             for node in module.graph.nodes:

@@ -370,7 +370,7 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_an_option(monkeypatch
     def fail(_text):
         raise ZeroDivisionError("what\na surprise")
 
-    monkeypatch.setattr("relax_fusion.cli.explain.open_source", fail)
+    monkeypatch.setattr("relax_fusion.cli.source.open_source", fail)
     assert main(["explain", "gpt2"]) == 1
     assert "ZeroDivisionError: what a surprise" in error(capsys)
     assert main(["explain", "gpt2", "--traceback"]) == 1

@@ -460,7 +460,7 @@ class _Source:
 
 
 def test_the_command(path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(tune_module, "open_source", lambda _: _Source())
+    monkeypatch.setattr("relax_fusion.cli.source.open_source", lambda _: _Source())
     monkeypatch.setattr(tune_module, "bounds", lambda _: {})
     monkeypatch.setattr(tune_module, "described", lambda _: "float32")
     command = ["tune", "model", "--database", str(path), "--always-fuse"]

@@ -14,10 +14,10 @@ from typing import Any
 from ...cli.argument_types import PEERS
 from ...cli.artifact import check_written, when_interrupted
 from ...cli.build import device_for, device_here, require_linker
-from ...cli.compile import UNASKED, compile_to, compiled_of
+from ...cli.compile import compile_to, compiled_of
 from ...cli.console import CliError, Console, first_line
 from ...cli.manifest import Compiled, check_files, read_manifest
-from ...cli.source import Source, open_source
+from ...cli.source import Source, exported_source
 from ...errors import RelaxFusionError
 from ...files import write_file
 from ...frontends import ImportedModel
@@ -96,12 +96,8 @@ def _compile(args: argparse.Namespace, out: Path, console: Console) -> tuple[Sou
     """Compile a model as `compile` does, into a directory that does not stay."""
     require_linker()
     device_here(args.target, args.device)
-    source = open_source(args.source)
-    source.check(args)
-    source.require_weights()
-    console.step(f"exporting {source.name}")
-    model = source.model(args)
-    own = argparse.Namespace(**vars(args), **UNASKED, output=out)
+    source, model = exported_source(args, console, weights=True)
+    own = argparse.Namespace(**vars(args), output=out)
     _sizes(compiled_of(source, model, own), args)
     console.step(f"compiling {source.name}")
     compile_to(out, source, model, own, console)

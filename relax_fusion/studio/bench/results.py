@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -150,38 +151,24 @@ def _difference(one: np.ndarray, two: np.ndarray) -> float:
 def _versions() -> dict[str, str]:
     found = {}
     for name in ("relax-fusion", "apache-tvm", "triton", "numpy", "torch", "transformers"):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
 @cache
 def _machine(device: Any) -> dict[str, Any]:
-    """Return what the system calls the processor, and the driver the GPU."""
-    processors = len(os.sched_getaffinity(0))
-    return {"cpu": _cpu(), "processors": processors, **_gpu(device)}
-
-
-def _cpu() -> str:
-    """Return what the system calls the processor."""
-    try:
+    """Return what the system calls the processor, and the driver the GPU and itself."""
+    names = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _gpu(device: Any) -> dict[str, str]:
-    """Return what the driver calls the GPU, and the driver's version."""
-    if device.type != "cuda":
-        return {}
-    found = {"gpu": str(device.device_name)}
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return found
-    return {**found, "driver": done.stdout.split()[0]} if done.stdout.split() else found
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processors = len(os.sched_getaffinity(0))
+    found: dict[str, Any] = {"cpu": next(iter(names), platform.machine()), "processors": processors}
+    if device.type == "cuda":
+        found["gpu"] = str(device.device_name)
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+            found |= zip(["driver"], done.stdout.split(), strict=False)
+    return found
