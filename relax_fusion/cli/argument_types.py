@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 from contextlib import redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TargetError
@@ -96,14 +97,17 @@ def path(text: str) -> str:
     return text
 
 
-def positive(text: str) -> int:
-    """Read an integer from 1 on."""
-    return _integer(text, 1)
+def positive(text: str, least: int = 1) -> int:
+    """Read an integer from 1 on, or from another one."""
+    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
+    )
 
 
-def natural(text: str) -> int:
-    """Read an integer from 0 on."""
-    return _integer(text, 0)
+natural = partial(positive, least=0)
+"""This reads an integer from 0 on."""
 
 
 def bound(text: str) -> tuple[str, int]:
@@ -145,14 +149,6 @@ def names(text: str, what: str = "names such as one,two") -> tuple[str, ...]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"{shown(text)} is no list of {what}")
     return found
-
-
-def _integer(text: str, least: int) -> int:
-    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
-        return int(text)
-    raise argparse.ArgumentTypeError(
-        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
-    )
 
 
 def token_ids(text: str) -> list[int]:

@@ -161,16 +161,8 @@ def write_outputs(out: Path, arrays: Mapping[str, np.ndarray]) -> None:
                     np.lib.format.write_array(stream, array, allow_pickle=False)
         return
     with staged(out, force=True) as stage:
-        for name, stem in zip(wide, _file_names(list(wide)), strict=True):
-            np.save(stage / stem, wide[name], allow_pickle=False)
-
-
-def _file_names(names: list[str]) -> list[str]:
-    """Return a name of a file for each output, whose own may be a path."""
-    made: list[str] = []
-    for name in names:
-        stem = re.sub(r"[^\w.-]", "_", name)[:200]
-        while f"{stem}.npy" in made:
-            stem += "_"
-        made.append(f"{stem}.npy")
-    return made
+        for name, array in wide.items():
+            stem = re.sub(r"[^\w.-]", "_", name)[:200]  # a name may be a path
+            while (stage / f"{stem}.npy").exists():
+                stem += "_"
+            np.save(stage / f"{stem}.npy", array, allow_pickle=False)

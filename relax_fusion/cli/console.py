@@ -42,7 +42,9 @@ class Console:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Print as warnings, in a context, what modules warn of and what ours log."""
-        logger, handler = logging.getLogger(__name__.partition(".")[0]), _Warning(self)
+        logger = logging.getLogger(__name__.partition(".")[0])
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self.warn(record.getMessage())  # type: ignore[method-assign]
         logger.addHandler(handler)
         try:
             with warnings.catch_warnings():
@@ -87,17 +89,6 @@ def tell(line: str) -> None:
     """Print a line on stderr.  That nobody can read it is no reason to stop."""
     with suppress(OSError):
         print(printable(line), file=sys.stderr, flush=True)
-
-
-class _Warning(logging.Handler):
-    """Hands what is logged to a console."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._console.warn(record.getMessage())
 
 
 def _as_in_json(err: UnicodeError) -> tuple[str, int]:

@@ -16,7 +16,16 @@ from ..report.sizes import Extent, renamed
 from ..transforms.modules import bindings_of, functions_of, module_pass
 from ..tvm_ir import structural_hash
 from ..workload.graph import Graph
-from .operators import COUNTED, arrays_of, extent, function_item, operator_item, tensors_of
+from .operators import (
+    COUNTED,
+    arguments_of,
+    arrays_of,
+    extent,
+    function_item,
+    operator_item,
+    results_of,
+    tensors_of,
+)
 from .record_graph import KERNELS, OUTSIDE
 
 COLLECTIVES = ("relax.ccl.allreduce", "relax.ccl.allgather")
@@ -177,7 +186,7 @@ def _fused(function: str, var: relax.Var, call: relax.Call, decision: Decision) 
 
 def _dims(graph: Graph, call: relax.Call) -> dict[str, Extent]:
     """Return what the dynamic dimensions of a graph are in the function, by its operands."""
-    args = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else [call.args[1]]
+    args = arguments_of(call)
     found: dict[str, Extent] = {}
     for operand, arg in zip(graph.inputs, args, strict=False):
         if operand.shape is not None:
@@ -187,12 +196,9 @@ def _dims(graph: Graph, call: relax.Call) -> dict[str, Extent]:
     for dim, number in zip(scalars, numbers, strict=False):
         if not isinstance(dim, int):
             found[dim.name] = extent(getattr(number, "value", number))
-    outs = call.ty_args[0] if len(call.ty_args) == 1 else relax.TupleType(list(call.ty_args))
-    fields = outs.fields if isinstance(outs, relax.TupleType) else [outs]
-    for operand, ty in zip(graph.outputs, fields, strict=False):
-        shape = ty.shape if isinstance(ty, relax.TensorType) else None
-        if operand.shape is not None and isinstance(shape, relax.ShapeExpr):
-            _bind(found, operand.shape, shape.values)
+    for operand, ty in zip(graph.outputs, results_of(call.ty_args), strict=False):
+        if operand.shape is not None and isinstance(ty.shape, relax.ShapeExpr):
+            _bind(found, operand.shape, ty.shape.values)
     return found
 
 
@@ -206,10 +212,8 @@ def _collective(function: str, var: relax.Var, call: relax.Call) -> Item:
     """Return the item of a collective between workers: the array that it receives."""
     kind = getattr(call.attrs, "op_type", "")
     what = f"{call.op.name.removeprefix('relax.')} {kind}".strip()
-    arrays, dtype = arrays_of(var), dtype_of(var)
-    reason = "it is between workers"
-    item = Item(function, "collective", what, "outside", dtype, arrays=arrays, where=var.name)
-    return replace(item, reason=reason)
+    told = {"arrays": arrays_of(var), "where": var.name, "reason": "it is between workers"}
+    return Item(function, "collective", what, "outside", dtype_of(var), **told)
 
 
 def _outside(

@@ -180,9 +180,9 @@ def function_item(
     count = sum(1 for _ in _sums_of_products(func))
     if not count:
         return None
-    args = _arguments(call)
+    args = arguments_of(call)
     bound = _bound(func, args)
-    outs = _results(call.ty_args)
+    outs = results_of(call.ty_args)
     tensors = [a for a in args if isinstance(a.ty, relax.TensorType)]
     products, note = _by_loops(func, bound), ""
     if not products:
@@ -203,16 +203,18 @@ def function_item(
     )
 
 
-def _arguments(call: relax.Call) -> list[relax.Expr]:
+def arguments_of(call: relax.Call) -> list[relax.Expr]:
+    """Return what the PrimFunc of a call is given."""
     given = call.args[1]
     return list(given.fields) if isinstance(given, relax.Tuple) else [given]
 
 
-def _results(types: Sequence[ir.Type]) -> list[relax.TensorType]:
+def results_of(types: Sequence[ir.Type]) -> list[relax.TensorType]:
+    """Return the tensors of types, in order."""
     found: list[relax.TensorType] = []
     for ty in types:
         if isinstance(ty, relax.TupleType):
-            found += _results(ty.fields)
+            found += results_of(ty.fields)
         elif isinstance(ty, relax.TensorType):
             found.append(ty)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import textwrap
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
@@ -252,21 +251,12 @@ def _agreement(c: Comparison) -> str:
     )
 
 
-def _one_layer(names: Sequence[str]) -> Sequence[str]:
-    start, length, _ = fold_layers(names)
-    return names[start : start + length]
-
-
 def _layer(c: Comparison) -> str:
     """Show the operators of a layer, and the kernels that take their place."""
     kernels = next((made.kernels for made in c.report.launches if made.function == "decode"), ())
-    before, after = _one_layer(c.operators), _one_layer(kernels)
     lines = [f"One layer of {c.name}, a token at a time:"]
-    for when, names in (("before", before), ("after", after)):
-        what = f"  {when}, {len(names)} {'operators' if when == 'before' else 'kernels'}: "
-        lines.append(
-            textwrap.fill(
-                what + ", ".join(names), WIDTH, subsequent_indent=" " * 4, break_long_words=False
-            )
-        )
+    for when, what, every in (("before", "operators", c.operators), ("after", "kernels", kernels)):
+        start, length, _ = fold_layers(every)
+        told = f"  {when}, {length} {what}: {', '.join(every[start : start + length])}"
+        lines += textwrap.wrap(told, WIDTH, subsequent_indent=" " * 4, break_long_words=False)
     return "\n".join(lines)

@@ -47,11 +47,6 @@ def link(text: str, to: str) -> Html:
     return tag("a", text, href=to)
 
 
-def text_block(text: str) -> Html:
-    """Return text whose lines are kept."""
-    return tag("pre", text)
-
-
 def rows_of(rows: Sequence[Sequence[str]]) -> Html:
     """Return a table; the first row is its head."""
     head = tag("tr", [tag("th", cell) for cell in rows[0]])

@@ -91,7 +91,6 @@ MISS = 0.2
 """A measured time is a miss where it differs from the predicted one by more than this part."""
 
 _TITLES = {"prefill": "time to first token", "decode": "each token after it"}
-_INTERRUPTED = "INTERRUPTED: these are the times until then."
 
 
 def measured_parts(
@@ -105,7 +104,8 @@ def measured_parts(
     where = machine.get("gpu", machine["cpu"])
     heading = f"{record['source']}, {stored}{batch}, on {where}{': ' * bool(sizes)}{sizes}"
     parts: list[Table | str] = [f"{heading}; load average before {machine['load_average']:.1f}"]
-    parts += [_INTERRUPTED] if record["is_interrupted"] else []
+    if record["is_interrupted"]:
+        parts.append("INTERRUPTED: these are the times until then.")
     steps = dict.fromkeys(step for each in contenders.values() for step in each["steps"])
     parts += [_step(step, contenders) for step in steps]
     failed = [f"{who}: not measured: {why}" for who, why in record["failed"].items()]

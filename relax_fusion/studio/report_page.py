@@ -24,7 +24,7 @@ from ..report.tables import (
     size_text,
     tile_text,
 )
-from .html import Content, Html, fold, joined, link, page, rows_of, tag, text_block, titled
+from .html import Content, Html, fold, joined, link, page, rows_of, tag, titled
 from .measure import measured_parts, ratio_text
 from .remedies import remedy, remedy_of_leftover
 
@@ -65,7 +65,7 @@ def report_html(report: Report, measured: Mapping[str, Any] | None = None) -> st
     sections: list[tuple[str, str, Content]] = [("overview", "Overview", _overview(report))]
     if measured is not None:
         parts = measured_parts(measured, links)
-        shown = [titled(it) if isinstance(it, Table) else text_block(it) for it in parts]
+        shown = [titled(it) if isinstance(it, Table) else tag("pre", it) for it in parts]
         sections.append(("measured", "Measured", shown))
     chains = [_chain(report, first[k], links[k], kernels[k]) for k in order]
     sections += [
@@ -114,7 +114,7 @@ def _chain(report: Report, decision: Decision, name: str, count: int) -> Html:
     if len(operators) > 1:
         parts.append(fold(f"Operators that it replaces ({len(operators) - 1})", rows_of(operators)))
     if decision.workload is not None:
-        parts.append(fold("What it computes", text_block(graphs_text([decision]))))
+        parts.append(fold("What it computes", tag("pre", graphs_text([decision]))))
     if any(source.function == decision.kernel for source in report.material.sources):
         parts.append(tag("p", link("Its text", f"#source-{name}")))
     return fold(title, *parts, name=name)
@@ -293,7 +293,7 @@ def _sources(report: Report, links: Mapping[str, str]) -> list[Html]:
         texts = texts_of(source)
         used += sum(len(text.text) for text in texts)
         name = f"source-{links[source.function]}" if source.function in links else ""
-        told = [joined([tag("h3", f"{t.title}, {t.language}"), text_block(t.text)]) for t in texts]
+        told = [joined([tag("h3", f"{t.title}, {t.language}"), tag("pre", t.text)]) for t in texts]
         parts.append(fold(source.function, *told, name=name))
     if skipped:
         most = f"{MOST_CHARACTERS:,}"

@@ -75,14 +75,14 @@ def _target(module: GraphModule, node: Node) -> str:
 def _value(node: Node, symbols: dict[str, str]) -> str:
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
-    return "; ".join(_one(each, symbols) for each in values)
-
-
-def _one(value: Any, symbols: dict[str, str]) -> str:
-    if isinstance(value, torch.Tensor):
-        shape = [_size(size, symbols) for size in value.shape]
-        return f"{value.dtype} {shape} {order_of(value)} {value.device.type}"
-    return _size(value, symbols)
+    told = []
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            shape = [_size(size, symbols) for size in each.shape]
+            told.append(f"{each.dtype} {shape} {order_of(each)} {each.device.type}")
+        else:
+            told.append(_size(each, symbols))
+    return "; ".join(told)
 
 
 def _size(size: Any, symbols: dict[str, str]) -> str:

@@ -52,7 +52,8 @@ class Replay:
         """
         if self._off or torch.cuda.is_current_stream_capturing():
             return self._run(passed)
-        key = (version, *(self._key(n, passed[n]) for n in range(variable)))
+        given = enumerate(passed[:variable])
+        key = (version, *(t.data_ptr() if n in self._written else t.shape for n, t in given))
         if key not in self._seen:
             if len(self._seen) < MOST_GRAPHS:
                 self._seen[key] = None
@@ -70,9 +71,6 @@ class Replay:
         captured.graph.replay()
         results = enumerate(captured.results)
         return [result.clone() if n in self._used else None for n, result in results]
-
-    def _key(self, n: int, tensor: torch.Tensor) -> object:
-        return tensor.data_ptr() if n in self._written else tensor.shape
 
     def _capture(self, passed: Sequence[torch.Tensor], variable: int) -> _Captured:
         kept = {n: passed[n].clone() for n in range(variable) if n not in self._written}
