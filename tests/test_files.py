@@ -16,7 +16,7 @@ import relax_fusion
 from relax_fusion.cli import main
 from relax_fusion.errors import DatabaseError
 from relax_fusion.estimator.database import Database
-from relax_fusion.files import write_file
+from relax_fusion.files import read_file, replace_file, write_file
 from relax_fusion.report import Report
 from relax_fusion.transforms.debug_dump import Wanted, phase_runner, reported
 
@@ -149,3 +149,12 @@ def test_links_to_databases(tmp_path: Path) -> None:
     (tmp_path / "times").touch()
     Database(tmp_path / "link").create()
     assert not (tmp_path / "made").exists()
+
+
+def test_what_its_user_keeps_is_read_again_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        replace_file(tmp_path / "kept", b"ours")
+    finally:
+        os.umask(before)
+    assert read_file(tmp_path / "kept", own=True) == b"ours"
