@@ -6,7 +6,7 @@ import argparse
 import json
 import shutil
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,8 @@ def compile_to(
         record = {**record_of(report, sources=True), **facts}
         write_file(stage / REPORT, json_text(record) + "\n")
         console.step("writing the manifest")
-        kept = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
-        manifest = Manifest(**kept, parameters=parameters(exported), files=file_sums(stage))
+        files = file_sums(stage)
+        manifest = Manifest(**vars(compiled), parameters=parameters(exported), files=files)
         write_manifest(stage, manifest)
     return {
         "output": args.output,
@@ -126,7 +126,6 @@ def _write_library(
     console: Console,
 ) -> tuple[int, int]:
     """Compile and link; return the number of CUDA kernels, and of those that are source."""
-    known = bounds(exported)
     executable = build(
         exported,
         args.target,
@@ -134,7 +133,7 @@ def _write_library(
         metadata=compiled.to_metadata(),
         **pipeline_options(args),
         progress=console.step,
-        **({"variable_bounds": known} if known else {}),
+        variable_bounds=bounds(exported),
     )
     console.step(f"linking {LIBRARY}")
     guarded(lambda: executable.export_library(str(stage / LIBRARY)), args.target)

@@ -11,7 +11,7 @@ from typing import Any
 from ..cli.artifact import check_written, write_page
 from ..cli.console import CliError, Console
 from ..estimator import format_seconds
-from ..report.passes import PASSES, DumpRecord, FunctionChange, PassRecord, PhaseRecord, read_passes
+from ..report.passes import PASSES, DumpRecord, FunctionChange, PhaseRecord, read_passes
 from ..report.tables import table
 from ..transforms.debug_dump import REPORT
 from .compilation import read_compilation
@@ -106,17 +106,16 @@ def _phase(phase: PhaseRecord) -> list[Html]:
     """Return what each pass changed; those that changed nothing are named in one line."""
     quiet = [one for one in phase.passes if not one.changes]
     seconds = format_seconds(sum(one.seconds for one in quiet))
-    parts = [_pass(one) for one in phase.passes if one.changes]
+    parts = []
+    for one in phase.passes:
+        if one.changes:
+            counts = f"{one.graphs} graphs, {one.kernels} kernels, {one.lines:,} lines behind it"
+            told = f"{one.name}: {told_of(one.changes)}; {format_seconds(one.seconds)}; {counts}"
+            parts.append(fold(told, *(_group(each) for each in groups_of(one.changes))))
     if quiet:
         names = ", ".join(one.name for one in quiet)
         parts.append(tag("p", f"Without a change, in {seconds}: {names}."))
     return parts or [tag("p", "No pass ran to its end.")]
-
-
-def _pass(one: PassRecord) -> Html:
-    counts = f"{one.graphs} graphs, {one.kernels} kernels, {one.lines:,} lines behind it"
-    summary = f"{one.name}: {told_of(one.changes)}; {format_seconds(one.seconds)}; {counts}"
-    return fold(summary, *(_group(each) for each in groups_of(one.changes)))
 
 
 def told_of(changes: Sequence[FunctionChange]) -> str:

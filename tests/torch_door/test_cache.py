@@ -214,7 +214,9 @@ def forked(work):
 
 def test_a_process_that_is_killed_leaves_nothing_that_is_taken(cache, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(library_cache, "replace_file", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        patch.setattr(
+            library_cache, "replace_file", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        )
         _, status = os.waitpid(forked(lambda: cache.put("k", one_piece(1), [Code("1")])), 0)
     assert os.WTERMSIG(status) == signal.SIGKILL and list(cache.directory.glob("*.so"))
     assert cache.get("k", None) is None
