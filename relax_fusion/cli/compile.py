@@ -126,6 +126,7 @@ def _write_library(
     console: Console,
 ) -> tuple[int, int]:
     """Compile and link; return the number of CUDA kernels, and of those that are source."""
+    known = bounds(exported)
     executable = build(
         exported,
         args.target,
@@ -133,7 +134,7 @@ def _write_library(
         metadata=compiled.to_metadata(),
         **pipeline_options(args),
         progress=console.step,
-        variable_bounds=bounds(exported),
+        **({"variable_bounds": known} if known else {}),
     )
     console.step(f"linking {LIBRARY}")
     guarded(lambda: executable.export_library(str(stage / LIBRARY)), args.target)
