@@ -71,6 +71,7 @@ def read_model(path: Path) -> ImportedModel:
         raise ModelFileError(f"{path} is empty; export the model again")
     package, reader = SUFFIXES[path.suffix.lower()]
     try:
+        import_module(package)  # optional
         read = getattr(import_module(f".{package}", __name__), reader)
     except ImportError as err:
         raise MissingPackageError(
