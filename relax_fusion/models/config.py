@@ -20,7 +20,7 @@ from .config_file import read_config
 from .decoders import ARCHITECTURES, MODEL_TYPES, SPELLINGS, decoder_fields, stores_mxfp4
 from .deepseek import Latent
 from .expert_config import MAX_WIDTH, Experts, Width
-from .rope import Positive, RopeScaling
+from .rope import Base, Positive, RopeScaling
 
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 """The values of ``hidden_act`` / ``activation_function`` that the models build."""
@@ -83,7 +83,7 @@ class LlamaConfig:
     head_dim: Width
     max_position: Annotated[Count, Field(alias="max_position_embeddings")]
     norm_eps: Annotated[Epsilon, Field(alias="rms_norm_eps")] = 1e-6
-    rope_theta: Positive = 10000.0
+    rope_theta: Base = 10000.0
     rope_scaling: InstanceOf[RopeScaling] = field(default_factory=RopeScaling)
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -94,7 +94,7 @@ class LlamaConfig:
     qk_norm: bool = False
     query_scale: Positive | None = None
     windows: tuple[Count | None, ...] = ()
-    local_rope_theta: Positive | None = None
+    local_rope_theta: Base | None = None
     attention_softcap: Positive | None = None
     logit_softcap: Positive | None = None
     embedding_scale: Positive | None = None

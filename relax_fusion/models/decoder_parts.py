@@ -27,12 +27,17 @@ def flag(data: Data, key: str, default: bool) -> bool:
     return default if value is None else value
 
 
+def layers_of(data: Data) -> int:
+    """Return how many layers there are; 0 for what the checks of the record refuse."""
+    layers = data.get("num_hidden_layers")
+    return layers if type(layers) is int and 0 < layers <= 10_000 else 0
+
+
 def windows(data: Data, every: int = 0) -> Fields:
     """Return how many keys each layer sees; ``every`` how many-th layer has no window."""
-    window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
-    kinds = data.get("layer_types")
-    if not isinstance(layers, int) or isinstance(layers, bool) or layers > 10_000:
-        return {}  # which the checks of the record refuse
+    window, layers, kinds = data.get("sliding_window"), layers_of(data), data.get("layer_types")
+    if not layers:
+        return {}
     if every:
         window = 4096 if window is None else window
         slides = [(n + 1) % every != 0 for n in range(layers)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError, UnsupportedFeatureError
 from ..validation import read, shown
-from .decoder_parts import Data, Fields, flag, mapping, root, rotary, windows
+from .decoder_parts import Data, Fields, flag, layers_of, mapping, root, rotary, windows
 from .deepseek import FIELDS as DEEPSEEK
 from .deepseek import V2, V3, deepseek
 from .expert_config import Experts
@@ -77,8 +77,8 @@ def _qwen3(data: Data) -> Fields:
 
 def _mistral(data: Data) -> Fields:
     """Read one window for all layers."""
-    window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
-    windows = (window,) * layers if window is not None and isinstance(layers, int) else ()
+    window = data.get("sliding_window")
+    windows = (window,) * layers_of(data) if window is not None else ()
     return {"windows": windows, **rotary(data)}
 
 
@@ -116,15 +116,14 @@ def _mixtral(data: Data) -> Fields:
 
 def _qwen3_moe(data: Data) -> Fields:
     """Read which layers have experts, and how many."""
-    layers, every = data.get("num_hidden_layers"), data.get("decoder_sparse_step")
+    every = data.get("decoder_sparse_step")
     stored = data.get("mlp_only_layers") or ()
     if not isinstance(stored, (list, tuple)):
         raise ConfigError(f"mlp_only_layers is {shown(stored)}; must be a list of integers")
     dense = list(stored)
-    if not isinstance(every, int) or every < 1:
+    if type(every) is not int or every < 1:
         raise ConfigError(f"decoder_sparse_step is {shown(every)}; must be an integer from 1 on")
-    if isinstance(layers, int) and layers <= 10_000:
-        dense += [n for n in range(layers) if (n + 1) % every and n not in dense]
+    dense += [n for n in range(layers_of(data)) if (n + 1) % every and n not in dense]
     how = {"renormalised": flag(data, "norm_topk_prob", False), "dense_layers": tuple(dense)}
     return {"experts": _experts(data, "moe_intermediate_size", 128, **how), **_qwen3(data)}
 

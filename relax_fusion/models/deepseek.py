@@ -172,7 +172,7 @@ def _grown(scaling: RopeScaling) -> float:
 
 def _experts(data: Data) -> Experts:
     method = data["scoring_func"], data["topk_method"]
-    if method not in _METHODS:
+    if method not in [*_METHODS]:  # by comparing: lists have no hash
         raise UnsupportedFeatureError(
             f"scoring_func {shown(method[0])} with topk_method {shown(method[1])} is not supported"
         )

@@ -22,6 +22,9 @@ from .layers import in_float32
 from .places import Place
 
 Positive = Annotated[float, Field(gt=0)]
+Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
+Base = Annotated[float, Field(gt=1)]
+"""Of a series of frequencies that fall; of 1 there is no logarithm to divide by."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,16 @@ class RopeScaling:
     """Those that are read elsewhere, or change no kind that does not need them."""
 
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
-    factor: Positive = 1.0
-    low_freq_factor: Positive = 1.0
-    high_freq_factor: Positive = 4.0
+    factor: Factor = 1.0
+    low_freq_factor: Factor = 1.0
+    high_freq_factor: Factor = 4.0
     original_max_position: Annotated[Count, Field(alias="original_max_position_embeddings")] = 8192
-    beta_fast: Positive = 32.0
-    beta_slow: Positive = 1.0
+    beta_fast: Factor = 32.0
+    beta_slow: Factor = 1.0
     truncate: bool = True
-    attention_factor: Positive | None = None
-    mscale: Positive | None = None
-    mscale_all_dim: Positive | None = None
+    attention_factor: Factor | None = None
+    mscale: Factor | None = None
+    mscale_all_dim: Factor | None = None
 
     def __post_init__(self) -> None:
         check(self, ConfigError, "rope scaling")

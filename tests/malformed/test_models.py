@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from relax_fusion.cli.source import open_source
-from relax_fusion.models import ModelError, config_from_dict, export, zoo_config
+from relax_fusion.models import (
+    ModelError,
+    RopeScaling,
+    config_from_dict,
+    decoders,
+    export,
+    zoo_config,
+)
 from relax_fusion.models.checkpoint import INDEX, Checkpoint
+from relax_fusion.models.rope import inverse_frequencies, rope_table
 from relax_fusion.models.zoo import CONFIGS
 from relax_fusion.validation import shown
 
@@ -39,6 +47,32 @@ def test_configurations(changes: dict[str, Any]) -> None:
     with pytest.raises(ModelError) as caught:
         config_from_dict(CONFIGS["llama-3.2-1b"] | changes)
     assert_one_line(caught.value)
+
+
+ODD = (0, -1, 1, 1.5, 1e308, 5e-324, float("nan"), 2**63, "x", True, None)
+ODD += ([], [1], [[], []], {}, {"a": 1}, {"rope_type": "yarn"})
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+SMALL = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4)
+SMALL |= {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("family", decoders._FAMILIES, ids=lambda family: family.model_type)
+def test_a_key_of_any_value_is_read_or_refused(family: decoders._Family) -> None:
+    """What is read has angles that are numbers."""
+    whole = SMALL | {"architectures": [family.architecture], "rope_scaling": YARN}
+    whole |= {key: 2 for key in family.fields if key == "num_experts_per_tok"}
+    assert config_from_dict(whole).rope_scaling.kind == "yarn"
+    given = [whole | {key: odd} for key in (*decoders._COMMON, *family.fields) for odd in ODD]
+    for key in (*RopeScaling.NEEDS["yarn"], *RopeScaling.MAY_HAVE["yarn"]):
+        given += [whole | {"rope_scaling": YARN | {key: odd}} for odd in ODD]
+    for data in given:
+        try:
+            config = config_from_dict(data)
+        except ModelError as err:
+            assert_one_line(err)
+            continue
+        freq = inverse_frequencies(config.rope_theta, config.rotated, config.rope_scaling)
+        assert np.isfinite(rope_table(freq, 4, magnitude=config.rope_scaling.magnitude)).all()
 
 
 @pytest.mark.parametrize(

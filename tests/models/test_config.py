@@ -88,7 +88,7 @@ def test_architectures_decide_before_model_type(tmp_path):
         ({"vocab_size": True}, ConfigError, "vocab_size is True"),
         ({"rms_norm_eps": float("nan")}, ConfigError, "rms_norm_eps is nan; must be a finite"),
         ({"rope_theta": "x"}, ConfigError, "rope_theta is 'x'; must be a valid number"),
-        ({"rope_theta": 0}, ConfigError, "rope_theta is 0; must be greater than 0"),
+        ({"rope_theta": 0}, ConfigError, "rope_theta is 0; must be greater than 1"),
         ({"rope_scaling": [1]}, ConfigError, r"rope_scaling is \[1\]; must be a mapping"),
         ({"eos_token_id": "x"}, ConfigError, r"eos_token_id\[0\] is 'x'; must be a valid integer"),
         ({"eos_token_id": [[1]]}, ConfigError, r"eos_token_id\[0\] is \[1\]"),
