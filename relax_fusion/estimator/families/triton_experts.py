@@ -163,6 +163,8 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
                 yield f"block_m is {plan.block_m}, family {PAIRS!r} takes 1 pair"
             if plan.block_k < 8:
                 yield f"block_k is {plan.block_k}, a lane loads 8"
+            if plan.block_n < 2 and work.gate is not None and work.gate.interleaved:
+                yield f"block_n is {plan.block_n}, a gate of neighbours needs 2 columns"
             if work.share and (work.gate is not None or work.activation):
                 yield f"family {PAIRS!r} adds the products of a row, and activates none before"
         else:

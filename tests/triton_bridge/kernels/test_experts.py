@@ -199,6 +199,14 @@ def test_words_are_unpacked_in_registers(name: str, family: str, tmp_path: Path)
     assert "cvt.rn.f32.u" not in text and "cvt.rn.f32.s" not in text
 
 
+@pytest.mark.parametrize("name", WORKS)
+def test_plans_of_pairs_compile(name: str, tmp_path: Path) -> None:
+    plans = [p for p in candidates(WORKS[name], H200, "triton") if p.family == "expert_pairs"]
+    for plan in dict.fromkeys(plans):
+        made = compiled(WORKS[name], plan, at=0)
+        assert stack_bytes(made.image, tmp_path) == 0 and made.scratch_bytes == 0
+
+
 def test_older_devices_have_tiles_too() -> None:
     case = replace(MODELS["mixtral-down"], dtype="bfloat16")
     plan = replace(BIG, block_k=32, num_stages=3)
