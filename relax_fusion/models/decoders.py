@@ -129,6 +129,8 @@ def _qwen3_moe(data: Data) -> Fields:
 
 
 def _gpt_oss(data: Data) -> Fields:
+    if data["swiglu_limit"] is None:  # which would be a gate without bounds
+        raise ConfigError("swiglu_limit is null; must be greater than 0")
     gate = {"limit": data.get("swiglu_limit"), "sharpness": data.get("swiglu_alpha")}
     how = {"names": "gpt_oss", "biases": True, **gate}
     window = 128 if data["sliding_window"] is None else data["sliding_window"]

@@ -198,11 +198,7 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
         ("DeepseekV3", {"topk_group": 5}, "topk_group is 5; must be at most the 4 groups"),
         ("DeepseekV3", {"n_group": 3}, "n_group is 3; must divide the 8 experts"),
         ("DeepseekV3", {"scoring_func": "softmax"}, "'softmax' with topk_method 'noaux_tc' is not"),
-        (
-            "DeepseekV2",
-            {"norm_topk_prob": True},
-            "norm_topk_prob with scoring_func 'softm",
-        ),
+        ("DeepseekV2", {"norm_topk_prob": True}, "norm_topk_prob with scoring_func 'softm"),
         ("DeepseekV3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
         ("DeepseekV3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; must be"),
         ("DeepseekV3", {"n_shared_experts": 1.5}, "n_shared_experts is 1.5; must be a valid"),
@@ -222,6 +218,7 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
         ("Qwen3Moe", {"mlp_only_layers": [-1]}, r"mlp_only_layers\[0\] is -1; must be greater"),
         ("Mixtral", {"num_local_experts": 1.5}, "num_local_experts is 1.5; must be a valid"),
         ("GptOss", {"swiglu_limit": -1}, "swiglu_limit is -1; must be greater than 0"),
+        ("GptOss", {"swiglu_limit": None}, "swiglu_limit is null; must be greater than 0"),
         ("Gemma3Text", {"sliding_window_pattern": "x"}, "sliding_window_pattern is 'x'"),
         (
             "Gemma3Text",
