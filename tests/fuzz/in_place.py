@@ -61,6 +61,11 @@ CALLS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
     "transpose": ("R.permute_dims({})", lambda a: a.T.copy()),
     "flat": (f"R.reshape({{}}, ({N * N},))", lambda a: a.reshape(-1).copy()),
     "square": (f"R.reshape({{}}, ({N}, {N}))", lambda a: a.reshape(N, N).copy()),
+    "flip": ("R.flip({}, axis=0)", lambda a: a[::-1].copy()),
+    "twice": (
+        f"R.repeat(R.strided_slice({{}}, axes=[0], begin=[1], end=[{N}], strides=[2]), 2, 0)",
+        lambda a: np.repeat(a[1::2], 2, 0),
+    ),
     "lift": (f"R.reshape({{}}, (1, {N}, {N}))", lambda a: a.reshape(1, N, N).copy()),
     "swap": ("R.permute_dims({}, axes=[0, 2, 1])", lambda a: a.transpose(0, 2, 1).copy()),
     "norm": (
@@ -87,6 +92,8 @@ CHAINS = (
     "f=flat A; r=square f; m=matmul r B; e=flat m; y=square e",
     "o=once A; m=matmul o B; n=sine m; y=add n A",
     "q=lift A; k=lift B; t=swap k; s=matmul q t; p=softmax s; e=lift C; o=matmul p e; y=square o",
+    "f=flip A; m=matmul f B; y=sine m",
+    "f=twice A; t=transpose f; h=norm t g; m=matmul h B; y=add m f",
 )
 ROUTES = ("n=alias A", "p=pair v A; n=second p", "f=flat A; n=square f", "n=once A", "")
 

@@ -28,6 +28,10 @@ CASES = [
      "y=square o; z=add y u", "z"),
     ("q=lift x; k=lift w; t=swap k; s=matmul q t; p=softmax s; u={} v; e=lift v; o=matmul p e; "
      "y=square o", "y"),
+    # One that reads w where it lies, or what another tensor was moved from
+    ("f=flip w; u={} w; m=matmul f x; y=sine m; z=add y u", "z"),
+    ("a=sine x; f=twice a; u={} a; m=matmul f w; y=add m u", "y"),
+    ("a=sine x; f=flip a; t=transpose f; m=matmul t w; y=add m v; u={} a; z=add y u", "z"),
     # Norms, residuals, gates, chains
     ("h=norm x g; u={} x; m=matmul h w; y=add m u", "y"),
     ("s=add x w; u={} s; h=norm s g; y=matmul h w", "y"),
