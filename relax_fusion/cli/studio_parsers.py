@@ -30,7 +30,7 @@ def add_workloads(commands: Commands) -> None:
         "Fused chains and what is left of each function, prefill and decode of a decoder. Sizes "
         "that are not given stay symbolic; bytes and operations are then those at 512 tokens, or "
         "as many as fit, and at 64 of every other size. SRC can also be a directory that `compile` "
-        "made. Nothing is compiled, and no weights are read.",
+        "made. Nothing is compiled, and no weights are read, unless --record runs SRC.",
         json_flag=False,
     )
     add_model_arguments(parser, batch=False)
@@ -46,8 +46,9 @@ def add_workloads(commands: Commands) -> None:
     for name, what in (("csv", "a row for each item and each of its sizes"), ("json", "all of it")):
         told = f"write {what} as {name.upper()}, replacing FILE; - is stdout, without the table"
         add_file(parser, f"--{name}", help=told)
-    told = "run SRC, a directory that `compile` made for a CPU, on a prompt, and write how many "
-    add_file(parser, "--record", help=f"{told}rows went to each expert, for --expert-load")
+    told = "instead of all that, run SRC, a directory that `compile` made for a CPU, on a prompt "
+    told += "(--prompt or --prompt-ids), and write how many rows went to each expert"
+    add_file(parser, "--record", help=f"{told}, for --expert-load")
     add_prompt(parser)
 
 

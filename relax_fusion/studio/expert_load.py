@@ -13,7 +13,7 @@ from ..cli.artifact import check_written, write_page
 from ..cli.console import CliError, Console
 from ..cli.manifest import Manifest, read_manifest
 from ..cli.run import check_runnable, generated
-from ..hardware.target import is_cpu, make_target
+from ..hardware.target import device_of, is_cpu, make_target
 from ..models import Generator, ParallelGenerator
 from ..report.tables import Table
 from ..validation import json_text
@@ -78,13 +78,14 @@ def record_load(args: argparse.Namespace, console: Console) -> int:
 def _runnable(args: argparse.Namespace) -> Manifest:
     """Return the manifest of a decoder that runs on a CPU, and is given a prompt."""
     if not is_compiled(Path(args.source)):
-        told = "give a directory that `relax-fusion compile` made, with weights"
-        raise CliError(
-            f"--record runs a model; {args.source} is none that is compiled: {told}", code=2
-        )
+        told = "--record runs a directory that `relax-fusion compile` made"
+        raise CliError(f"{told}; {args.source} is not one", code=2)
     manifest = read_manifest(Path(args.source))
-    if not is_cpu(make_target(manifest.target)) or "decode" not in manifest.functions:
-        raise CliError(f"--record counts on a CPU; {args.source} is no decoder for one", code=2)
+    target = make_target(manifest.target)
+    if not is_cpu(target) or "decode" not in manifest.functions:
+        told = "--record runs decoders that were compiled for a CPU"
+        made = f"{manifest.source}, for {device_of(target).description}"
+        raise CliError(f"{told}; {args.source} is {made}", code=2)
     if args.prompt is None and args.prompt_ids is None:
         raise CliError("--record needs --prompt or --prompt-ids", code=2)
     check_runnable(args.source, manifest, args)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from relax_fusion import make_target
 from relax_fusion.cli import main
 from relax_fusion.estimator import format_seconds
 from relax_fusion.hardware import DEVICES
@@ -265,5 +266,12 @@ def test_rows_are_counted_by_expert(tmp_path: Path, capsys) -> None:
 def test_what_has_no_rows_to_count(compiled: Path, config: str, tmp_path: Path, capsys) -> None:
     more = ["--record", str(tmp_path / "load.json"), "--prompt-ids", "1"]
     assert "has no layers of experts" in error([str(compiled), *more], capsys)
-    assert "is none that is compiled" in error([config, *more], capsys)
+    assert f"`relax-fusion compile` made; {config} is not one" in error([config, *more], capsys)
     assert not (tmp_path / "load.json").exists()
+    assert "a prompt is for --record FILE" in error([str(compiled), *more[2:]], capsys)
+
+    gpu, manifest = tmp_path / "gpu", json.loads((compiled / "manifest.json").read_text())
+    gpu.mkdir()
+    write_json(gpu / "manifest.json", manifest | {"target": str(make_target("h200"))})
+    refused = error([str(gpu), *more], capsys)
+    assert f"decoders that were compiled for a CPU; {gpu} is " in refused and "for H200" in refused
