@@ -24,7 +24,7 @@ SUITES = {
         "widths": ("widths.suite:Widths", "chains of seventeen models, heat maps (GPU)"),
         "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
         "chains": ("chains.suite:Chains", "matmuls in one kernel, apart, and torch (GPU)"),
-        "experts": ("experts:Experts", "layers of experts against torch (GPU)"),
+        "experts": ("experts:Experts", "layers of experts against torch and SGLang (GPU)"),
         "encoders": (
             "encoders:Encoders",
             "BERT, GPT-2, ViT, Whisper whole, against torch.compile (GPU)",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -120,6 +120,7 @@ def bert_large() -> str:
 
 def main() -> int:
     """Judge an H100 by what is known of an H200, and the other way round."""
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     times, sweep = list(matmuls()), device_of(make_target(str(SWEEP)))
     for name, dev in (("rates", h100()), ("sweep", h100(sweep))):
         print(f"H100's matmuls by the H200's {name}: {told(judged(times, prices_of(times, dev)))}")

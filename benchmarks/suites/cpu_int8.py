@@ -6,9 +6,10 @@ Two things are timed.  A whole layer takes float32, rounds it to bytes by its ra
 gives float32 with a bias.  One ONNX file (DynamicQuantizeLinear, MatMulInteger) is for our importer
 and pipeline and for onnxruntime; torch has its dynamically quantised `Linear`.  OpenVINO computes
 that file in floats: it gets a product with DequantizeLinear's weight, whose rows it rounds to int8,
-its fastest of five spellings.  The weight is a constant of all.  Sums alone are int8 by int8,
-int32: ours, whose weight is a constant, and ``torch._int_mm``.  Everybody takes turns; the least of
-the times counts.  Sums are compared with numpy's, which are exact, layers with the file's formulas.
+written in that of five ways that it ran fastest.  The weight is a constant of all.  Sums alone are
+int8 by int8, int32: `sums` is ours, whose weight is a constant, and `int_mm` is ``torch._int_mm``;
+`ort` is onnxruntime.  Everybody takes turns; the least of the times counts.  Sums are compared with
+numpy's, which are exact, layers with the file's formulas.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
 Random weights at the sizes of published models, bfloat16.  In torch a user has two ways, of which
 the faster counts: `bmm` gathers the weights of each pair of token and expert, which pays for few;
 `grouped` sorts pairs by expert and multiplies by `torch._grouped_mm`.  Each is timed as it is, and
-under torch.compile.  SGLang's Triton kernels stand beside them where SGLang is installed (see
-`sglang_experts`).  Nothing in them waits for the host, so that everybody is a CUDA graph; L2 is
-flushed before each replay.  Results are compared with float64 for some tokens.
+under torch.compile.  SGLang's Triton kernels stand beside them where SGLang is installed
+(benchmarks/suites/sglang_experts.py tells what of them is timed).  Nothing in them waits for the
+host, so that everybody is a CUDA graph; L2 is flushed before each replay.  Results are compared
+with float64 for some tokens.
 """
 
 from __future__ import annotations
