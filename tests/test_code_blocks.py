@@ -36,6 +36,7 @@ NEEDED = {
     ("docs/parallel.md", "network"): 1,
     ("docs/results.md", "an NVIDIA GPU"): 1,
     ("docs/standalone.md", "a C++ compiler"): 1,
+    ("docs/tuning.md", "a checkpoint"): 1,
     ("docs/tuning.md", "an NVIDIA GPU"): 1,
     ("docs/writing_a_device.md", "minutes"): 1,
 }
