@@ -12,7 +12,7 @@ from operator import add, or_
 from tvm import ir, te, tirx
 
 from ..estimator.families.cpu_dots import FLIP, SIGN, Word
-from ..matching.expressions import loads_of
+from ..matching.expressions import is_if_then_else, loads_of
 from ..tvm_ir import Analyzer, TensorLoad, structural_equal
 from .activations import ACCUMULATE
 from .stages import Reader, as_stored
@@ -43,7 +43,7 @@ def _bits(value: tirx.Expr, count: int) -> tirx.Expr:
 
     TVM computes what is chosen of bfloat16 as float32, and has then other bits.
     """
-    if _is_choice(value):
+    if is_if_then_else(value):
         chosen = (_bits(each, count) for each in value.args[1:])
         return tirx.if_then_else(value.args[0], *chosen)
     dtype, bits = str(value.ty.dtype), f"uint{count}"
@@ -54,13 +54,9 @@ def _bits(value: tirx.Expr, count: int) -> tirx.Expr:
 
 def _stored(bits: tirx.Expr) -> tirx.Expr:
     """Return the element whose bits `_bits` gives."""
-    if _is_choice(bits):
+    if is_if_then_else(bits):
         return tirx.if_then_else(bits.args[0], *map(_stored, bits.args[1:]))
     return bits.args[0] if isinstance(bits, ir.Call) else bits  # of a uint8, its bits are it
-
-
-def _is_choice(value: tirx.Expr) -> bool:
-    return isinstance(value, ir.Call) and value.op.name == "prim.if_then_else"
 
 
 def first_of(value: tirx.Expr) -> tuple[tirx.Expr, int] | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ..hardware.target import is_cuda
-from ..matching.expressions import found_in, substitute, variables_of
+from ..matching.expressions import found_in, is_if_then_else, substitute, variables_of
 from ..tvm_ir import Analyzer, SBlock, TensorLoad, structural_map
 from . import verbs
 from .safe_rule import SafeRule
@@ -19,8 +19,6 @@ _BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 _VECTOR, _THREADS = 16, 256
 """Bytes that a thread of a GPU moves at once; threads of a block."""
-
-_IF = ir.Op.get("prim.if_then_else")
 
 
 class CopyRule(SafeRule):
@@ -71,18 +69,14 @@ def _only_copies(block: SBlock) -> bool:
 
 def _choices(value: tirx.Expr) -> list[tirx.Expr]:
     """Return the values between which conditions choose."""
-    if not _chooses(value):
+    if not is_if_then_else(value):
         return [value]
     return [v for side in value.args[1:] for v in _choices(side)]
 
 
-def _chooses(value: tirx.Expr) -> bool:
-    return isinstance(value, ir.Call) and value.op.same_as(_IF)
-
-
 def _by_cases(store: tirx.BufferStore) -> tirx.Stmt:
     """Store each of the values that a condition chooses by itself: TVM has no wide choice."""
-    if not _chooses(store.value):
+    if not is_if_then_else(store.value):
         return store
     case, *sides = store.value.args
     stores = (tirx.BufferStore(store.buffer, side, store.indices) for side in sides)

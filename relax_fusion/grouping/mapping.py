@@ -12,6 +12,7 @@ from tvm import ir, tirx
 from ..matching.expressions import (
     different,
     found_in,
+    is_if_then_else,
     is_number,
     loads_of,
     substitute,
@@ -186,7 +187,7 @@ def _repeats(stage: Stage, load: TensorLoad) -> float:
 def _is_chosen(value: tirx.Expr, load: TensorLoad) -> bool:
     """Tell whether places decide if a value reads an element, as of a part of a concatenation."""
     for call in found_in(value, ir.Call):
-        if isinstance(call.op, ir.Op) and call.op.name == "prim.if_then_else":
+        if is_if_then_else(call):
             condition, *sides = call.args
             if not loads_of(condition) and any(
                 load.same_as(found) for side in sides for found in loads_of(side)

@@ -9,7 +9,7 @@ from math import prod
 import tvm
 from tvm import ir, relax, tirx
 
-from ..matching.expressions import found_in, loads_of, substitute
+from ..matching.expressions import found_in, is_if_then_else, loads_of, substitute
 from ..matching.pattern import is_call
 from ..report.material import FunctionGraph, Node
 from ..transforms.modules import bindings_of, functions_of, module_pass
@@ -250,9 +250,7 @@ def _choice(value: tirx.Expr) -> list[tirx.Expr] | None:
     """Return the condition and the two values of a choice."""
     if isinstance(value, tirx.Select):
         return [value.condition, value.true_value, value.false_value]
-    if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
-        return list(value.args) if value.op.name == "prim.if_then_else" else None
-    return None
+    return list(value.args) if is_if_then_else(value) else None
 
 
 def width_of(dtype: str) -> int:

@@ -11,6 +11,8 @@ from tvm import ir, tirx
 from ..tvm_ir import TensorLoad, structural_equal, structural_map, structural_walk
 from ..workload.reference import numpy_dtype
 
+_IF_THEN_ELSE = ir.Op.get("prim.if_then_else")
+
 BINARY: Mapping[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
@@ -62,10 +64,14 @@ def different(nodes: Iterable[Any]) -> list[Any]:
     return found
 
 
+def is_if_then_else(value: Any) -> bool:
+    """Tell whether an expression is a call of ``if_then_else``, which computes one of its sides."""
+    return isinstance(value, ir.Call) and bool(value.op.same_as(_IF_THEN_ELSE))
+
+
 def chooses(value: tirx.Expr) -> bool:
     """Tell whether only one of several loads in `value` may be possible."""
-    operators = (call.op for call in found_in(value, ir.Call))
-    return any(isinstance(op, ir.Op) and op.name == "prim.if_then_else" for op in operators)
+    return any(map(is_if_then_else, found_in(value, ir.Call)))
 
 
 def substitute(root: Any, values: Mapping[Any, Any]) -> Any:

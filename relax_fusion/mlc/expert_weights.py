@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tvm import ir, te, tirx
+from tvm import te, tirx
 
 from ..compute.packed import unpacked
 from ..errors import GraphError
-from ..matching.expressions import found_in, int64, is_number, loads_of, substitute
+from ..matching.expressions import found_in, int64, is_if_then_else, is_number, loads_of, substitute
 from ..matching.packed_formula import Formula, formula_of
 from ..matching.stages import read_stages
 from ..tvm_ir import Analyzer, TensorLoad, structural_equal
@@ -81,8 +81,7 @@ def _of(load: TensorLoad, param: tirx.Var) -> bool:
 
 def _within(value: tirx.Expr) -> tirx.Expr:
     """Return a value where there is one, without the zero beyond the last column."""
-    is_choice = isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
-    return value.args[1] if is_choice else value
+    return value.args[1] if is_if_then_else(value) else value
 
 
 def _along(word: TensorLoad, scale: TensorLoad) -> tuple[tirx.Var | None, int, int]:

@@ -8,7 +8,14 @@ from math import prod
 
 from tvm import ir, te, tirx
 
-from ..matching.expressions import found_in, int64, loads_of, substitute, variables_of
+from ..matching.expressions import (
+    found_in,
+    int64,
+    is_if_then_else,
+    loads_of,
+    substitute,
+    variables_of,
+)
 from ..matching.stages import Stage, is_view, read_stages
 from ..tvm_ir import Analyzer, SBlock, SBlockRealize, TensorLoad, TensorRegion, structural_map
 
@@ -71,14 +78,10 @@ def _moved(
         return read(value)
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
         return value if lanes == 1 else tirx.Broadcast(value, lanes)
-    if not _is_choice(value) or loads_of(value.args[0]):
+    if not is_if_then_else(value) or loads_of(value.args[0]):
         return None
     sides = [_moved(side, read, lanes) for side in value.args[1:]]
     return None if None in sides else tirx.if_then_else(value.args[0], *sides)
-
-
-def _is_choice(value: tirx.Expr) -> bool:
-    return isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class Formula:
             return tirx.BufferLoad(load.source, [ana.simplify(i) for i in load.indices])
 
         def chosen(call: ir.Call) -> tirx.Expr:
-            if not _is_choice(call):
+            if not is_if_then_else(call):
                 return call
             return tirx.if_then_else(ana.simplify(call.args[0]), *call.args[1:])
 

@@ -9,7 +9,7 @@ from tvm import ir, s_tir, te, tirx
 
 from ...compute.dot_words import WORD, first_of
 from ...estimator.families.cpu_tiles import CpuPlan
-from ...matching.expressions import int64, substitute
+from ...matching.expressions import int64, is_if_then_else, substitute
 from ...tvm_ir import SBlock, SBlockRV, TensorLoad, structural_map
 from .. import verbs
 
@@ -191,8 +191,8 @@ def is_moved(value: tirx.Expr) -> bool:
         return is_moved(found[0])
     if isinstance(value, tirx.Cast):
         return str(value.ty.dtype) != "bfloat16" and is_moved(value.value)
-    if isinstance(value, ir.Call):
-        return value.op.name == "prim.if_then_else" and all(map(is_moved, value.args[1:]))
+    if is_if_then_else(value):
+        return all(map(is_moved, value.args[1:]))
     # TVM 0.27 has no vectors of 8-bit floats on a CPU
     return isinstance(value, TensorLoad) and "float8" not in str(value.ty.dtype)
 

@@ -15,7 +15,7 @@ from functools import partial
 from tvm import ir, tirx
 
 from ...compute.activations import polynomial
-from ...matching.expressions import found_in, loads_of, substitute
+from ...matching.expressions import found_in, is_if_then_else, loads_of, substitute
 from ...tvm_ir import SBlock, SBlockRealize, structural_map
 
 FLOAT = "float32"
@@ -167,7 +167,7 @@ class _Writer:
         return structural_map(value, rewrites, order="pre")
 
     def _call(self, call: ir.Call) -> tirx.Expr:
-        if getattr(call.op, "name", "") == "prim.if_then_else":
+        if is_if_then_else(call):
             return tirx.if_then_else(*self._either(*call.args))
         formula = _formula(call)
         return call if formula is None else self._arithmetic(formula, call)

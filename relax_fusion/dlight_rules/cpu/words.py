@@ -11,7 +11,7 @@ from tvm.target import Target, codegen
 
 from ...estimator.families.words import WordVectors
 from ...estimator.tile_plan import TilePlan
-from ...matching.expressions import found_in, int64, loads_of, ramp, substitute
+from ...matching.expressions import found_in, int64, is_if_then_else, loads_of, ramp, substitute
 from ...tvm_ir import SBlock, SBlockRV, structural_map
 from .. import verbs
 from .panels import along, bound
@@ -246,7 +246,7 @@ def requests(
 def words_of(products: SBlock) -> tirx.Expr:
     """Return what reads the words: a load, or a choice among loads."""
     value = products.body.value
-    choices = [call for call in found_in(value, ir.Call) if _is_choice(call)]
+    choices = [call for call in found_in(value, ir.Call) if is_if_then_else(call)]
     found = [e for e in (*loads_of(value), *choices) if str(e.ty.dtype).startswith("uint")]
     return found[-1]
 
@@ -264,12 +264,8 @@ def _requested(value: tirx.Expr) -> tirx.Stmt:
     """Return the statement that requests what a value is loaded from."""
     if isinstance(value, tirx.Cast):
         return _requested(value.value)
-    if _is_choice(value):
+    if is_if_then_else(value):
         condition, first, second = value.args
         return tirx.IfThenElse(condition, _requested(first), _requested(second))
     hints = (tirx.IntImm("int32", hint) for hint in (_READ, _KEEP, _DATA))
     return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(value), *hints))
-
-
-def _is_choice(value: tirx.Expr) -> bool:
-    return isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
