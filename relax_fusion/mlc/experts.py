@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import tvm
 from tvm import ir, relax, tirx
 
 from ..estimator.families.experts import FAMILY
@@ -23,7 +22,7 @@ from ..matching.operators import named
 from ..matching.pattern import BlockView, is_call
 from ..matching.shapes import dtype_of, product, same_shape, shape_of
 from ..options import PipelineOptions
-from ..transforms.modules import rewritten
+from ..transforms.modules import module_pass, rewritten
 from ..workload import DynamicDim, ExpertMatmul, Packed
 from .expert_weights import adds_pairs, decoded, is_read_plainly, read_format
 
@@ -36,8 +35,7 @@ _OF_ROWS = named("arithmetic", "function", "cast", "choice", "split")
 """Operators that leave rows where they are: of elements, or of parts of rows."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReadExperts")
-@dataclass(frozen=True)
+@module_pass
 class ReadExperts:
     """Multiply each row of a token by the weight of its expert, in place of sorted groups of rows.
 
@@ -69,7 +67,7 @@ class ReadExperts:
 
     options: PipelineOptions
 
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+    def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function of `mod`; `mod` itself if it has no experts."""
         has_experts = any(_base(gvar) in (*GROUPS, *SINGLE) for gvar in mod.functions)
         if not has_experts or "FuseExperts" in self.options.disable:
@@ -121,7 +119,7 @@ class _Layer:
 
     def _follow(self, order: Sequence[relax.Var], back: Sequence[relax.Var]) -> bool:
         """Find what is in the order of experts; False if that is read by what minds."""
-        view, tokens = self.view, (shape_of(self.ids) or [])[:1]
+        view, tokens = self.view, _dims(self.ids)[:1]
         for var in (user for place in order for user in view.uses(place)):
             take = view.call(var, "relax.take")
             shape = shape_of(take.args[0]) if take is not None else None
