@@ -4,7 +4,8 @@
 Products, many rows    `contraction` -> `mma_kernel` (sm_80), `wgmma_kernel` (sm_90a); `weights`,
                        `sums`, `epilogue`
 Products, few rows     `contraction` -> `few_rows_kernel`, `few_rows_ring`, `few_rows_sums`; of
-                       quantised weights `dequantised_rows`, `resident_row`
+                       quantised weights `dequantised_rows`, `resident_row`; of those that
+                       are streamed `streamed_row`, `streamed_ring`
 Norms                  `contraction` (in front), `few_rows_kernel` (inside)
 Quantised weights      `dequantise`, `dequantised`, `byte_pairs`
 What all share         `tile` (what is computed, norms too), `layout` (instructions by type, and

@@ -9,7 +9,7 @@ after the other where it is anything else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 
@@ -20,10 +20,6 @@ from .byte_pairs import BYTES, Byte, halves_of
 from .dequantise import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
 from .tile import int32, uint32
-
-if TYPE_CHECKING:
-    pass
-
 
 Half = tuple[tirx.Expr, int]
 """A register, and which half of it."""
