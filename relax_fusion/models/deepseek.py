@@ -143,7 +143,9 @@ def deepseek(data: Data) -> Fields:
     """Read the fields of DeepSeek-V2 and V3 that LLaMA's description lacks."""
     heads, kv = data.get("num_attention_heads"), data.get("num_key_value_heads")
     if kv not in (None, heads):
-        raise ConfigError(f"num_key_value_heads is {shown(kv)}; must be {shown(heads)}, as heads")
+        raise ConfigError(
+            f"num_key_value_heads is {shown(kv)}; must be {shown(heads)}, as num_attention_heads"
+        )
     for key in ("attention_bias", "mlp_bias"):
         if flag(data, key, False):
             raise UnsupportedFeatureError(f"DeepSeek with {key} true is not supported")
@@ -183,8 +185,10 @@ def _experts(data: Data) -> Experts:
             f"moe_layer_freq {shown(data['moe_layer_freq'])} is not supported; only 1 is"
         )
     dense = data["first_k_dense_replace"]
-    if not isinstance(dense, int) or isinstance(dense, bool) or not 0 <= dense <= 10_000:
-        raise ConfigError(f"first_k_dense_replace is {shown(dense)}; must be an integer from 0 on")
+    if type(dense) is not int or not 0 <= dense <= 10_000:
+        raise ConfigError(
+            f"first_k_dense_replace is {shown(dense)}; must be an integer from 0 to 10000"
+        )
     keys = {"groups": "n_group", "chosen_groups": "topk_group", "factor": "routed_scaling_factor"}
     fields = {field: data.get(key) for field, key in keys.items()}
     fields |= {} if _METHODS[method] else {"groups": 1, "chosen_groups": 1}

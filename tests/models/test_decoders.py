@@ -200,7 +200,7 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
         ("DeepseekV3", {"scoring_func": "softmax"}, "'softmax' with topk_method 'noaux_tc' is not"),
         ("DeepseekV2", {"norm_topk_prob": True}, "norm_topk_prob with scoring_func 'softm"),
         ("DeepseekV3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
-        ("DeepseekV3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; must be"),
+        ("DeepseekV3", {"first_k_dense_replace": -1}, "must be an integer from 0 to 10000"),
         ("DeepseekV3", {"n_shared_experts": 1.5}, "n_shared_experts is 1.5; must be a valid"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
