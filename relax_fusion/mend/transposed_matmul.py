@@ -33,7 +33,7 @@ class FuseTransposeMatmul:
 def _transpose(view: BlockView, binding: relax.Binding) -> tuple[relax.Var, ...]:
     """Return the transpose of the last two axes, and no others, that a matmul reads on its right.
 
-    None is returned where what it reads is overwritten before the matmul reads it.
+    Nothing where its operand or itself is overwritten before the matmul reads it.
     """
     var, call = binding.var, binding.value
     right = call.args[1] if is_call(call, "relax.matmul") and shape_of(var) is not None else None

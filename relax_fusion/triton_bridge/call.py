@@ -164,12 +164,13 @@ def _programs(choice: Variant) -> list[Any]:
     grid, kernel = choice.grid, cast(Any, choice.kernel)
     if callable(grid) and not isinstance(grid, ir.Expr):
         grid = grid(all_constexprs(kernel, choice.constexprs))
-    fits = isinstance(grid, Sequence) and 1 <= len(grid) <= 3
-    if not fits or not all(is_number(n) or (type(n) is int and n >= 0) for n in grid or ()):
+    dims = list(grid) if isinstance(grid, Sequence) else []
+    known = all(is_number(n) or (type(n) is int and n >= 0) for n in dims)
+    if not known or not 1 <= len(dims) <= 3:
         raise KernelError(
             f"{kernel.__name__}: the grid is {grid!r}; it must be one to three numbers"
         )
-    return list(grid or ())
+    return dims
 
 
 def _compile_options(choice: Variant) -> KernelOptions:

@@ -76,9 +76,10 @@ class ExpertLoad:
             shares = likelihoods(self.experts, self.chosen, skew)
             return sum(share * share for share in shares) / self.chosen**2
 
+        if self.experts <= self.chosen:
+            return 0.0
         steps = (n / 10 for n in itertools.count())
-        far = next(s for s in steps if s >= MOST_SKEW or alike(s + 0.05) >= self.alike)
-        return far if self.experts > self.chosen else 0.0
+        return next(s for s in steps if s >= MOST_SKEW or alike(s + 0.05) >= self.alike)
 
 
 def read_expert_load(path: Path) -> ExpertLoad:

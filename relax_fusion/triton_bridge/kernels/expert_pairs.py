@@ -24,7 +24,7 @@ from .gemv import load_row
 
 @triton.constexpr_function
 def pairs_of(F, summed):
-    """Return the pairs of a program, those that are none among them: a power of two."""
+    """Return how many pairs a program has, filled up to a power of two."""
     return triton.next_power_of_2(int(F.chosen)) if summed else 1
 
 
@@ -129,7 +129,7 @@ def expert_pairs(p, F: tl.constexpr, C: tl.constexpr):
     COUNT: tl.constexpr = F.chosen if SUMMED else 1
     index, tile_n = tl.program_id(0), tl.program_id(1)
     columns = read_columns(tile_n, F, C)
-    # What is no pair is read as the last one, and has no share
+    # Those that fill up read the last pair again; their shares are 0
     place = tl.arange(0, pairs_of(F, SUMMED))
     pair = index * COUNT + tl.minimum(place, COUNT - 1)
     expert = expert_at(p.ids, pair, place < COUNT, F.experts)
