@@ -85,7 +85,7 @@ class FuseOptions:
                 raise TilePlanError(f"plans[{shown(name)}] {detail}")
 
     def skew(self, experts: int, chosen: int) -> float:
-        """Return how unevenly rows go to experts."""
+        """Return how unevenly rows go to experts; 0 where `expert_load` counts other layers."""
         load = self.expert_load
         known = load is not None and (load.experts, load.chosen) == (experts, chosen)
         return load.skew if load is not None and known else 0.0

@@ -56,6 +56,8 @@ class _Counter:
 
 def record_load(args: argparse.Namespace, console: Console) -> int:
     """Run ``args.source`` on a prompt; write and print how many rows each expert had."""
+    if args.csv is not None or args.json is not None or args.on:
+        raise CliError("--record takes no --csv, --json or --on; run them apart", code=2)
     check_written({"--record": args.record}, args.source)
     manifest = _runnable(args)
     firsts, others = list[ExpertMatmul](), list[ExpertMatmul]()

@@ -48,7 +48,8 @@ class ExpertLoad:
         check(self, PipelineError, "expert load")
         sizes = [len(layer) for layer in self.counts]
         if len(set(sizes)) != 1 or not sizes[0]:
-            raise PipelineError(f"expert load: layers have {sizes} experts; must be as many each")
+            told = "there must be a layer, and each must have as many experts, one at least"
+            raise PipelineError(f"expert load: layers have {sizes} experts; {told}")
         for number, layer in enumerate(self.counts):
             rows, rest = divmod(sum(layer), self.chosen)
             if rest or not rows or max(layer) > rows:

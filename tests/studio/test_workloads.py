@@ -267,6 +267,7 @@ def test_what_has_no_rows_to_count(compiled: Path, config: str, tmp_path: Path, 
     more = ["--record", str(tmp_path / "load.json"), "--prompt-ids", "1"]
     assert "has no layers of experts" in error([str(compiled), *more], capsys)
     assert f"`relax-fusion compile` made; {config} is not one" in error([config, *more], capsys)
+    assert "--record takes no --csv" in error([str(compiled), *more, "--json", "-"], capsys)
     assert not (tmp_path / "load.json").exists()
     assert "a prompt is for --record FILE" in error([str(compiled), *more[2:]], capsys)
 
