@@ -242,7 +242,7 @@ class PipelineOptions:
             self.measured,
             self.disable,
             self.allow_int8_rows,
-            self.load,
+            self.expert_counts,
         )
 
     @property
@@ -258,7 +258,7 @@ class PipelineOptions:
         return Database(self.database).measured(str(self.target)) if self.database else None
 
     @cached_property
-    def load(self) -> ExpertLoad | None:
+    def expert_counts(self) -> ExpertLoad | None:
         """How many rows went to each expert, as the file says when it is first asked for."""
         return read_expert_load(self.expert_load) if self.expert_load else None
 
