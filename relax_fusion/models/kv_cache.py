@@ -67,10 +67,7 @@ def append(qkv: Tensor, cache: Cache, end: End, heads: Heads) -> tuple[Tensor, T
 def write(k: Tensor, v: Tensor, cache: Cache, end: End) -> Cache:
     """Write keys and values ``[batch, seq_len, kv, dim]`` in place; return the updated caches."""
     _, max_len, heads, dim = cache[0].shape
-    how = (max_len, k.dtype, isinstance(end, Tensor))
-    same = cache[1].shape[3] == dim
-    dims = (dim, cache[1].shape[3])
-    func = kv_write(heads, dim, *how) if same else kv_write_apart(heads, dims, *how)
+    func = kv_write(heads, (dim, cache[1].shape[3]), max_len, k.dtype, isinstance(end, Tensor))
     keys, values = op.tensor_ir_inplace_op(
         for_sizes(func, k),
         "kv_write",
@@ -83,45 +80,15 @@ def write(k: Tensor, v: Tensor, cache: Cache, end: End) -> Cache:
 
 @cache
 def kv_write(
-    heads: int, dim: int, max_len: int, dtype: str, counted: bool = False
+    heads: int, dims: tuple[int, int], max_len: int, dtype: str, counted: bool = False
 ) -> tirx.PrimFunc:
     """Build the PrimFunc that appends keys and values that are tensors of their own.
 
+    `dims`: features of a head's keys and of its values.
     `counted`: a tensor tells where, see `End`.
     """
-    hkv, width, max_rows = map(int64, (heads, dim, max_len))
-
-    @T.prim_func(private=True, s_tir=True)
-    def func(
-        k_handle: T.handle,
-        v_handle: T.handle,
-        keys_handle: T.handle,
-        values_handle: T.handle,
-        end: T.handle if counted else T.int64,  # type: ignore[valid-type]
-    ):
-        T.func_attr({"op_pattern": OPAQUE, "tirx.noalias": True})
-        batch, seq_len = T.int64(), T.int64()
-        k = T.match_buffer(k_handle, (batch, seq_len, hkv, width), dtype)
-        v = T.match_buffer(v_handle, (batch, seq_len, hkv, width), dtype)
-        keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, width), dtype)
-        values = T.match_buffer(values_handle, (batch, max_rows, hkv, width), dtype)
-        first = T.meta_var(first_row(end, max_rows, seq_len) if counted else end - seq_len)
-        for iters in T.grid(batch, seq_len, hkv, width):
-            with T.sblock("kv_write"):
-                b, s, h, d = T.axis.remap("SSSS", iters)
-                keys[b, first + s, h, d] = k[b, s, h, d]
-                values[b, first + s, h, d] = v[b, s, h, d]
-
-    return func.with_attr(APPEND_ATTR, {"keys": 0, "values": 0})
-
-
-@cache
-def kv_write_apart(
-    heads: int, dims: tuple[int, int], max_len: int, dtype: str, counted: bool = False
-) -> tirx.PrimFunc:
-    """Build the PrimFunc that appends keys and values of different widths."""
     hkv, of_keys, of_values, max_rows = map(int64, (heads, *dims, max_len))
-    wide = int64(max(dims))
+    wide, alike = int64(max(dims)), dims[0] == dims[1]
 
     @T.prim_func(private=True, s_tir=True)
     def func(
@@ -141,12 +108,16 @@ def kv_write_apart(
         for iters in T.grid(batch, seq_len, hkv, wide):
             with T.sblock("kv_write"):
                 b, s, h, d = T.axis.remap("SSSS", iters)
-                if d < of_keys:
+                if alike:  # known here, and no condition in the kernel
                     keys[b, first + s, h, d] = k[b, s, h, d]
-                if d < of_values:
                     values[b, first + s, h, d] = v[b, s, h, d]
+                else:
+                    if d < of_keys:
+                        keys[b, first + s, h, d] = k[b, s, h, d]
+                    if d < of_values:
+                        values[b, first + s, h, d] = v[b, s, h, d]
 
-    return func
+    return func.with_attr(APPEND_ATTR, {"keys": 0, "values": 0}) if alike else func
 
 
 @cache

@@ -101,7 +101,7 @@ def test_leaves_a_cpu() -> None:
 @pytest.mark.parametrize("merged", [True, False])
 def test_the_append_to_a_cache(merged: bool) -> None:
     heads, rows, capacity, seen = Heads(4, 2, 16), 5, 9, 7
-    func = kv_append(heads, capacity, HALF) if merged else kv_write(2, 16, capacity, HALF)
+    func = kv_append(heads, capacity, HALF) if merged else kv_write(2, (16, 16), capacity, HALF)
     assert "*(uint4*)" in text_of(func) and "] = " not in text_of(func)
     with quick_passes():
         library = loaded(compiled(on_cpu(func), host_target()))

@@ -93,7 +93,7 @@ def test_caches_that_are_too_short_are_an_error_with_both_numbers(
 def test_no_row_behind_a_cache_is_written(length: int, merged: bool) -> None:
     """Two caches of four rows stand one behind the other, in front of one that nobody passes."""
     made, given = (
-        kv_cache.kv_write(1, 2, 4, "float32", True),
+        kv_cache.kv_write(1, (2, 2), 4, "float32", True),
         [np.ones((2, 1, 1, 2), "float32")] * 2,
     )
     if merged:

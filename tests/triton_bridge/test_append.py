@@ -156,7 +156,7 @@ def add(
             if separate:
                 split = builder.emit(relax.op.split(heads, [4, 6], axis=2))
                 new = [builder.emit(relax.TupleGetItem(split, i)) for i in (1, 2)]
-                func = kv_write(2, 16, ROWS, "float16", True)
+                func = kv_write(2, (16, 16), ROWS, "float16", True)
             args = [*new, given["k"], given["v"], given["length"]]
             types = [given[name].ty for name in "kv"]
             append = builder.add_func(func, "append")
