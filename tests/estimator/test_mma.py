@@ -31,7 +31,16 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import NormMatmul, Projection, Rope
 
-from ..support.estimator_cases import AVX2, GPU, ROWS, attention, gated_ffn, norm_matmul
+from ..support.contraction_cases import tensor_core_cases
+from ..support.estimator_cases import (
+    AVX2,
+    GPU,
+    ROWS,
+    attention,
+    gated_ffn,
+    norm_matmul,
+    split_plans,
+)
 
 DEVICES = [device_of(make_target(name)) for name in ("a100", "rtx3080", "rtx4090", "h200")]
 PLAN = TilePlan(
@@ -335,3 +344,11 @@ def test_rows_that_are_no_multiples_of_16_bytes_are_stored_in_pieces(case) -> No
     aligned = replace(norm_matmul(384, 768, even), out_dtype=dtype)
     more = 1e6 * (predict(work, plan, GPU, 384).seconds - predict(aligned, plan, GPU, 384).seconds)
     assert 0.6 < more / (UNALIGNED_US[case][0] - UNALIGNED_US[case][1]) < 1.6
+
+
+def test_the_cases_that_a_gpu_runs_have_plans_that_cut_the_reduction():
+    """tests/gpu/test_split_k.py needs them; nothing else looks at them where no GPU is."""
+    for case in tensor_core_cases():
+        if case.name != "tensor_one_tile":
+            found = split_plans(replace(case.work, k=1032 + case.work.k % 8), DEVICES[-1])
+            assert found and all(p.split_k > 1 for p in found), case.name

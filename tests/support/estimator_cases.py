@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
-from relax_fusion.estimator import AttentionSize, KernelFamily, Problem, Size
+from relax_fusion.estimator import AttentionSize, KernelFamily, Problem, Size, violations
+from relax_fusion.estimator.families import matmuls
+from relax_fusion.estimator.families.tensor_cores.family import TensorCores
+from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec, device, generic_cpu
 from relax_fusion.workload import (
     Attention,
@@ -109,3 +115,15 @@ def size_of(work: Workload, rows: int) -> Size:
 def plans_of(family: KernelFamily[Any], work: Workload, dev: DeviceSpec) -> list[Any]:
     """Return the plans that a family offers, also those that do not fit."""
     return [offer.plan for offer in family.plans(Problem(work, dev))]
+
+
+def split_plans(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> list[TilePlan]:
+    """Return two plans of each family of tensor cores that cut the reduction, padded much or not."""
+    with mock.patch.object(matmuls, "columns_fit", return_value=True):
+        found = plans_of(TensorCores(), replace(work, rows=ROWS), dev)
+    plans = [p for p in found if p.split_k > 1 and not violations(p, work, dev)]
+    chosen = []
+    for name in FAMILIES:
+        own = sorted((p for p in plans if p.family == name), key=lambda p: p.split_k)
+        chosen += [own[len(own) // 5], own[-1]] if own else []
+    return chosen
