@@ -118,7 +118,7 @@ def plans_of(family: KernelFamily[Any], work: Workload, dev: DeviceSpec) -> list
 
 
 def split_plans(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> list[TilePlan]:
-    """Return two plans of each family of tensor cores that cut the reduction, padded much or not."""
+    """Return two plans of each family of tensor cores that cut the reduction, however padded."""
     with mock.patch.object(matmuls, "columns_fit", return_value=True):
         found = plans_of(TensorCores(), replace(work, rows=ROWS), dev)
     plans = [p for p in found if p.split_k > 1 and not violations(p, work, dev)]
