@@ -9,6 +9,7 @@ from typing import TypeAlias
 from tvm import relax, tirx
 
 from ..matching.bindings import items_of
+from ..matching.expressions import variables_of
 from ..matching.operators import VIEWS, named
 from ..matching.pattern import is_call
 from ..matching.shapes import is_one, permutation, product, same_shape, shape_of
@@ -169,6 +170,14 @@ def _counted(value: Value, _: int, part: Part) -> dict[int, int] | None:
     return {} if whole and part.begin is not None else None
 
 
+def _reduced(value: Value, axis: int, part: Part) -> dict[int, int] | None:
+    """Of what all workers have, if rows follow from the shape, which is the same for all."""
+    if part.begin is None:
+        return None
+    read = variables_of(part.begin) | variables_of(part.extent)
+    return {0: axis} if read <= variables_of(value.ty.shape) else None
+
+
 def _permuted(value: Value, axis: int, _: Part) -> dict[int, int] | None:
     return {0: permutation(value, len(shape_of(value) or ()))[axis]}
 
@@ -204,6 +213,7 @@ RULES: dict[str, AxesOf] = {
     **dict.fromkeys(VIEWS, _regrouped),
     **dict.fromkeys(_ATTENTION, _attention),
     "relax.arange": _counted,
+    "relax.ccl.allreduce": _reduced,
     "relax.concat": _of_others,
     "relax.permute_dims": _permuted,
     "relax.matmul": _product,

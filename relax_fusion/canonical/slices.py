@@ -43,7 +43,8 @@ class MoveSlices:
     declines when:
         a value is a result of the function; an operator mixes rows, or is no operator of Relax; a
         shape is not known; something writes to a tensor that is read; there may be more rows by
-        number than there are; in front of causal attention, unless the rows are the last.
+        number than there are; in front of causal attention, unless the rows are the last; in front
+        of an all-reduce, unless its shape says which rows, so that all workers take the same.
     """
 
     def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:

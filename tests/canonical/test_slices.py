@@ -107,7 +107,11 @@ def moved_slices(before: ir.IRModule, after: ir.IRModule) -> set[int]:
     return {*places[: len(names) - len(operators(before))]}
 
 
+SUM = PRODUCT + "c = R.ccl.allreduce(o, 'sum')\n"
 STAYS = {
+    "rows by number, of an all-reduce": SUM + "y = R.take(c, i, axis=1)",
+    "rows of an all-reduce, by another's size": "c = R.ccl.allreduce(R.matmul(w, w), 'sum')\n"
+    "y = R.strided_slice(c, (0,), (b - 1,), (b,), assume_inbound=True)",
     "read elsewhere": PRODUCT + "z = R.add(o, r)\nv = R.sum(z, axis=[1], keepdims=True)\n"
     "q = R.strided_slice(z, (1,), (0,), (1,), assume_inbound=True)\ny = R.add(q, v)",
     "other rows read": PRODUCT + "q = R.strided_slice(o, (1,), (0,), (1,), assume_inbound=True)\n"
@@ -146,6 +150,13 @@ STAYS = {
 def test_stays(case: str) -> None:
     before = module(PARAMS, STAYS[case].replace("'", '"'))
     assert MoveSlices()(before).same_as(before)
+
+
+def test_all_workers_reduce_the_rows_that_a_shape_says() -> None:
+    before = module(PARAMS, (SUM + "z = R.add(r, c)\n" + LAST).replace("'", '"'))
+    after = MoveSlices()(before)
+    moved = ["strided_slice", "matmul", "ccl.allreduce", "strided_slice", "add"]
+    assert (operators(after), matmul_rows(after)) == (moved, ["1"])
 
 
 RESULT = ' -> R.Tensor((b, 1, 8), dtype="float32"):'
