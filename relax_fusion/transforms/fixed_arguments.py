@@ -36,7 +36,7 @@ class Fixed:
     """Whether it may be the first to be launched by a function: without elements, nothing is.  The
     kernel in front of it is then the caller's, which may have written what the function gets as a
     parameter."""
-    settled: tuple[bool, ...] = ()
+    settled: tuple[bool, ...]
     """Whether every argument is written before the kernel in front of the function's begins: behind
     what wrote it last, another one waits that is surely launched."""
 

@@ -128,7 +128,7 @@ class Fused:
         if self.fixed is None:
             return NOTHING_FIXED
         fixed, settled = (
-            [v for v, known in zip(self.inputs, each, strict=False) if known]
+            [v for v, known in zip(self.inputs, each, strict=True) if known]
             for each in (self.fixed.arguments, self.fixed.settled)
         )
         return FixedWeights(fixed, self.fixed.leads, settled)

@@ -89,7 +89,8 @@ class CompileAhead:
         fused = fused_of(func)
         if fused is None:
             return []
-        fixed = Fixed((True,) * len(fused.inputs), leads=False)
+        every = (True,) * len(fused.inputs)
+        fixed = Fixed(every, False, every)
         cases = replace(fused, fixed=fixed).cases(device_of(self.target))
         steps = [step for _, launched in cases for step in launched]
         return [step.source for step in steps if isinstance(step, SourceStep)]

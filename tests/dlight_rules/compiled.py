@@ -100,8 +100,8 @@ def compiled(
     """
     func, target, noted = unscheduled(work, plans), target or cuda(), HostCode()
     if fixed:
-        known = Fixed((True,) * len(work.graph.inputs), leads=False)
-        func = func.with_attr(FIXED_ATTR, known.to_attr())
+        every = (True,) * len(work.graph.inputs)
+        func = func.with_attr(FIXED_ATTR, Fixed(every, False, every).to_attr())
     with tvm.transform.PassContext(instruments=[noted]):
         made = FusedRule().apply(func, target, False).mod["main"]
         library = tvm.compile(launched_early(made, target), target=target)

@@ -92,11 +92,11 @@ def test_of_several_weights_all_must_be_fixed() -> None:
     names = [o.name for o in GATED.graph.inputs]
     assert names == ["x", "gamma", "w0"]
     for known, early in (("w0", True), ("x gamma", False), ("x gamma w0", True)):
-        fixed = Fixed(tuple(name in known.split() for name in names), leads=False)
+        fixed = Fixed(tuple(name in known.split() for name in names), False, (False,) * 3)
         marked = func.with_attr(FIXED_ATTR, fixed.to_attr())
         made = FusedRule().apply(marked, cuda(), False).mod["main"].script()
         assert (made.count(CALL.format("wait")) == 1) == early
-    leading = func.with_attr(FIXED_ATTR, Fixed((True,) * 3, leads=True).to_attr())
+    leading = func.with_attr(FIXED_ATTR, Fixed((True,) * 3, True, (False,) * 3).to_attr())
     made = FusedRule().apply(leading, cuda(), False).mod["main"].script()
     assert made.count(CALL.format("wait")) == 2
 
