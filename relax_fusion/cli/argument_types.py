@@ -97,8 +97,8 @@ def path(text: str) -> str:
     return text
 
 
-def positive(text: str, least: int = 1) -> int:
-    """Read an integer from 1 on, or from another one."""
+def at_least(least: int, text: str) -> int:
+    """Read an integer from `least` on."""
     if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
         return int(text)
     raise argparse.ArgumentTypeError(
@@ -106,8 +106,7 @@ def positive(text: str, least: int = 1) -> int:
     )
 
 
-natural = partial(positive, least=0)
-"""This reads an integer from 0 on."""
+positive, natural = partial(at_least, 1), partial(at_least, 0)
 
 
 def bound(text: str) -> tuple[str, int]:
