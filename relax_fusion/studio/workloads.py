@@ -53,8 +53,10 @@ def workloads_command(args: argparse.Namespace, console: Console) -> int:
     """Print, and write, what ``args.source`` multiplies."""
     if args.record is not None:
         return record_load(args, console)
-    if args.prompt is not None or args.prompt_ids is not None:
-        raise CliError("a prompt is for --record FILE; without it nothing is run", code=2)
+    for name in ("prompt", "prompt_ids", "seed", "max_new_tokens"):
+        if getattr(args, name) is not None:
+            told = f"--{name.replace('_', '-')} is for --record FILE; without it nothing is run"
+            raise CliError(told, code=2)
     if args.csv == "-" and args.json == "-":
         raise CliError("--csv - and --json - cannot both be stdout; give one a file", code=2)
     files = {"--csv": args.csv, "--json": args.json}

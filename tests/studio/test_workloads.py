@@ -269,7 +269,9 @@ def test_what_has_no_rows_to_count(compiled: Path, config: str, tmp_path: Path, 
     assert f"`relax-fusion compile` made; {config} is not one" in error([config, *more], capsys)
     assert "--record takes no --csv" in error([str(compiled), *more, "--json", "-"], capsys)
     assert not (tmp_path / "load.json").exists()
-    assert "a prompt is for --record FILE" in error([str(compiled), *more[2:]], capsys)
+    for option in (more[2:], ["--prompt", "a"], ["--seed", "0"], ["--max-new-tokens", "1"]):
+        refused = f"{option[0]} is for --record FILE; without it nothing is run"
+        assert refused in error([str(compiled), *option], capsys)
 
     gpu, manifest = tmp_path / "gpu", json.loads((compiled / "manifest.json").read_text())
     gpu.mkdir()
