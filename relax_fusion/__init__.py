@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # read below as well: what is imported here is the public API
     from .report import Report as Report
     from .report.decision import Decision as Decision
     from .transforms.fuse_dequantize import FuseDequantize as FuseDequantize
+    from .transforms.modules import module_pass as module_pass
     from .transforms.routing import RouteExperts as RouteExperts
     from .triton_bridge import OUT as OUT
     from .triton_bridge import EmbedTritonKernels as EmbedTritonKernels

@@ -83,7 +83,7 @@ def register_pass(made: Callable[[FuseOptions], Any], before: str = "FuseAttenti
     Parameters
     ----------
     made : type
-        A subclass of `FusingPass`, decorated with ``tvm.transform.module_pass``.
+        A subclass of `FusingPass` that `module_pass` decorated.
     before : str
         The pass in front of which it stands: where both save as much, `made` takes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import relax
 
 from ..matching.adapter import adapted
@@ -11,10 +10,11 @@ from ..matching.linear import Linear, linear
 from ..matching.norms import normalisation
 from ..matching.pattern import BlockView, Match, Refused
 from ..matching.projections import made_by, norm_matmul, norm_prologue, plain_prologue, readers_of
+from ..transforms.modules import module_pass
 from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseAdapters")
+@module_pass
 class FuseAdapters(FusingPass):
     """Fuse projections with the adapters of low rank that are added to them.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import relax, tirx
 
 from ..errors import Reason
@@ -16,11 +15,12 @@ from ..matching.constants import is_factor
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
 from ..matching.roundings import refuse_kept_roundings
 from ..matching.shapes import as_dims, check_dtype, dtype_of, static
+from ..transforms.modules import module_pass
 from ..workload import Attention
 from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseAttentionChain")
+@module_pass
 class FuseAttentionChain(FusingPass):
     """Fuse ``softmax(scale * q @ k^T + mask) @ v``.
 

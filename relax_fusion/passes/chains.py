@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-import tvm
 from tvm import relax
 
 from ..errors import Reason
@@ -17,13 +16,14 @@ from ..estimator.shape import sizes_of
 from ..hardware.target import device_of, is_gpu
 from ..matching.chain import PRODUCT, Region, Written, refuse_shared, regions
 from ..matching.pattern import BlockView, Match, Refused, guard
+from ..transforms.modules import module_pass
 from ..workload import Chain
 from ..workload.graph import Tensor
 from ..workload.roofline import is_contraction, size_at
 from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseChains")
+@module_pass
 class FuseChains(FusingPass):
     """Fuse two or three matmuls with whatever rows go through between, before and behind them.
 

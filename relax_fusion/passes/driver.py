@@ -36,8 +36,7 @@ from .selection import Proposal
 class FusingPass(ABC):
     """A pass that puts one kernel in the place of each chain that `match` recognises.
 
-    A subclass is decorated as TVM's passes are, under its own name, by which reports and plans
-    know it: ``@tvm.transform.module_pass(opt_level=0, name="...")``.
+    A subclass is decorated by `module_pass`.  Reports and plans know it by its name.
 
     Parameters
     ----------

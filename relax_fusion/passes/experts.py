@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm
 from tvm import relax, tirx
 
 from ..errors import Reason
@@ -19,6 +18,7 @@ from ..matching.packed import packed_weight
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, check_inner, guard
 from ..matching.roundings import refuse_kept_roundings
 from ..matching.shapes import as_dim, dtype_of, product, same_shape, shape_of
+from ..transforms.modules import module_pass
 from ..workload import ExpertMatmul, Gate
 from .driver import FusingPass
 
@@ -36,7 +36,7 @@ class _Columns:
     gate: Gate | None = None
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseExperts")
+@module_pass
 class FuseExperts(FusingPass):
     """Multiply each row by the weights of its experts, and take along what follows.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tvm
 from tvm import relax
 
 from ..errors import Reason
@@ -28,6 +27,7 @@ from ..matching.shapes import (
     shape_of,
     static,
 )
+from ..transforms.modules import module_pass
 from ..workload import ACTIVATIONS, GatedFFN
 from .driver import FusingPass
 
@@ -42,7 +42,7 @@ class _Half:
     covers: tuple[relax.Var, ...]
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseGatedFFN")
+@module_pass
 class FuseGatedFFN(FusingPass):
     """Fuse the first half of a feed-forward block, with the norm in front of it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm
 from tvm import relax
 
 from ..errors import Reason
@@ -17,11 +16,12 @@ from ..matching.pattern import BlockView, Match, guard
 from ..matching.post_norms import built, sum_prologues
 from ..matching.projections import Prologue, fused_projections, norm_matmuls
 from ..matching.shapes import dtype_of
+from ..transforms.modules import module_pass
 from ..workload import INTEGER_DTYPES
 from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseMatmulEpilogue")
+@module_pass
 class FuseMatmulEpilogue(FusingPass):
     """Fuse the matmuls that no other pass took with the element-wise steps after them.
 

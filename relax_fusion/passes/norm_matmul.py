@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm
 from tvm import relax
 
 from ..errors import Reason
@@ -13,10 +12,11 @@ from ..matching.pattern import BlockView, Match, Refused
 from ..matching.post_norms import built, prologues
 from ..matching.projections import fused_projections, made_by, norm_matmuls, readers_of
 from ..matching.shapes import dtype_of
+from ..transforms.modules import module_pass
 from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseRMSNormMatmul")
+@module_pass
 class FuseRMSNormMatmul(FusingPass):
     """Fuse RMSNorm or LayerNorm with the projections of its result.
 

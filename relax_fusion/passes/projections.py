@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import tvm
 from tvm import relax
 
 from ..matching.epilogue import FusedProjection
@@ -13,6 +12,7 @@ from ..matching.norm_rotation import norm_rotation_of
 from ..matching.pattern import BlockView, Match, is_call
 from ..matching.post_norms import built, sum_prologues
 from ..matching.projections import Prologue, fused_projections, norm_matmuls, readers_of
+from ..transforms.modules import module_pass
 from .driver import FusingPass
 
 _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.nn.attention")
@@ -20,7 +20,7 @@ _KERNELS = ("relax.call_tir", "relax.call_tir_inplace", "relax.matmul", "relax.n
 normalise and rotate those of one."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseProjections")
+@module_pass
 class FuseProjections(FusingPass):
     """Fuse matmuls that read one tensor by weights of their own, with the steps after each.
 

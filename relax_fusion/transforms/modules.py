@@ -44,13 +44,22 @@ APPEND_ATTR = "relax_fusion.append"
 def module_pass(cls: type) -> Any:
     """Make a pass of TVM, of the name of a class whose fields are its options.
 
-    Its `_rewrite` takes a module, and returns another or the same.
+    Parameters
+    ----------
+    cls : type
+        A `FusingPass`, or a class whose `_rewrite` takes a module, and returns another or the same.
+
+    Returns
+    -------
+    type
+        A pass of TVM, made with the values of the fields.
     """
 
     def transform_module(self: Any, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         return self._rewrite(mod)
 
-    cls.transform_module = transform_module  # type: ignore[attr-defined]
+    if not hasattr(cls, "transform_module"):
+        cls.transform_module = transform_module  # type: ignore[attr-defined]
     return tvm.transform.module_pass(dataclass(frozen=True)(cls), opt_level=0)
 
 

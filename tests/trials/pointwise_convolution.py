@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import relax
 
-from relax_fusion import FusingPass, Reason
+from relax_fusion import FusingPass, Reason, module_pass
 from relax_fusion.matching.epilogue import epilogue
 from relax_fusion.matching.linear import Linear
 from relax_fusion.matching.pattern import BlockView, Match, guard
@@ -16,7 +15,7 @@ WEIGHTS = {"OHWI": ("nk", 0, 3), "HWIO": ("kn", 3, 2)}
 """By the name of a weight's layout: the matmul's, and where outputs and inputs lie in it."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FusePointwiseConvolution")
+@module_pass
 class FusePointwiseConvolution(FusingPass):
     """Fuse a convolution of one pixel with the element-wise steps after it.
 

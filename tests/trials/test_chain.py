@@ -46,7 +46,7 @@ CHAINS = [convolution(weight, "", STEPS) for weight in ("24,1,1,16", "1,1,16,24"
 
 
 class Undecorated(FusingPass):
-    """A pass without TVM's decorator."""
+    """A pass without a decorator."""
 
     def match(self, view: Any, var: Any) -> None:
         """Match nothing."""
