@@ -6,6 +6,8 @@ So it comes from the exponential, or from a polynomial in x near 0, where the ot
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 
 from tvm import te, tirx
@@ -78,3 +80,12 @@ def polynomial(coefficients: Sequence[float], x: tirx.Expr) -> tirx.Expr:
 
 def _const(value: float) -> tirx.Expr:
     return tirx.const(value, ACCUMULATE)
+
+
+def clipped(value: tirx.Expr, low: float, high: float) -> tirx.Expr:
+    """Return an element between two ends, which may be infinite; NaN stays, as in PyTorch."""
+    for end, beyond in ((low, operator.lt), (high, operator.gt)):
+        if not math.isinf(end):
+            bound = tirx.const(end, str(value.ty.dtype))
+            value = tirx.Select(beyond(value, bound), bound, value)
+    return value

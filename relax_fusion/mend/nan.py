@@ -16,6 +16,7 @@ from typing import Any
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 
+from ..compute.activations import clipped
 from ..matching.shapes import shape_of
 
 REDUCTION = 3
@@ -96,15 +97,7 @@ def _clipped(x: te.Tensor, low: float, high: float) -> te.Tensor:
         low = max(low, tirx.min_value(dtype).value)
         high = min(high, tirx.max_value(dtype).value)
 
-    def element(*at: Any) -> Any:
-        value = x(*at)
-        for end, beyond in ((low, operator.lt), (high, operator.gt)):
-            if not math.isinf(end):
-                bound = tirx.const(end, dtype)
-                value = tirx.Select(beyond(value, bound), bound, value)
-        return value
-
-    return te.compute(x.shape, element, "clip")
+    return te.compute(x.shape, lambda *at: clipped(x(*at), low, high), "clip")
 
 
 def _of_itself(

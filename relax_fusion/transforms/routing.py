@@ -24,7 +24,7 @@ MOST_EXPERTS = 1024
 _ELEMENTS = (
     *(*ARITHMETIC, *FUNCTIONS, *MOVES, "relax.astype", "relax.where"),
     *("relax.bitwise_not", "relax.logical_not", "relax.full_like", "relax.concat"),
-    "relax.strided_slice",
+    *("relax.strided_slice", "relax.clip"),
 )
 
 
@@ -95,6 +95,8 @@ def _is_step(view: BlockView, var: relax.Var) -> bool:
         return shape_of(value.args[0]) is not None and moved_place(value, rows) is not None
     if name in ("relax.nn.softmax", "relax.gather_elements"):
         return int(value.attrs.axis) % rank == rank - 1
+    if name == "relax.clip" and not all(isinstance(a, tirx.FloatImm) for a in value.args[1:]):
+        return False
     if name == "relax.sum":
         return _sums_rows(value) and "float" in dtype_of(var)
     if name == "relax.scatter_elements":
@@ -142,11 +144,12 @@ class _Region:
         self.inside: dict[relax.Var, None] = {}
         self._grow(seed)
         self._trim()
-        self.outputs = [v for v in self.inside if self._readers(v)]
         choices = [v for v in self.inside if is_call(view.defs[v], "relax.topk")]
         last = max(choices, key=view.index.__getitem__, default=None)
         source = [] if last is None else sizes(view.defs[last].args[0])
         self.rows = product(source[:-1]) if source else None
+        self._leave_what_all_rows_share()
+        self.outputs = [v for v in self.inside if self._readers(v)]
 
     def _grow(self, seed: relax.Var) -> None:
         waiting, view = [seed], self.view
@@ -189,6 +192,15 @@ class _Region:
                 if moves and (self._readers(var) or not self.view.uses(var)):
                     del self.inside[var]
                     found = True
+
+    def _leave_what_all_rows_share(self) -> None:
+        """Leave steps in front that are of no row, as a bias that is reshaped."""
+        for var in sorted(self.inside, key=self.view.index.__getitem__):
+            of_rows = not isinstance(var.ty, relax.TensorType) or (
+                lead_of(sizes(var), self.rows) is not None
+            )
+            if not of_rows and not any(r in self.inside for r in self.view.reads[var]):
+                del self.inside[var]
 
     @property
     def reads(self) -> list[relax.Expr]:

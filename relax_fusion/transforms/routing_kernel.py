@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from tvm import relax, te, tirx
 
-from ..compute.activations import ACCUMULATE, activate
+from ..compute.activations import ACCUMULATE, activate, clipped
 from ..matching.movements import cut_of
 from ..matching.pattern import BlockView, is_call
 from ..matching.places import MOVES, Place, moved_place
@@ -79,6 +79,9 @@ class Formula:
             return tirx.Select(chosen, this, other)
         if name == "relax.full_like":
             return self.at(args[1], ())
+        if name == "relax.clip":
+            low, high = (float(end.value) for end in args[1:])
+            return clipped(self.at(args[0], place), low, high)
         return _function(value, self.at(args[0], place))
 
     def _joined(self, parts: Sequence[relax.Expr], place: Place) -> tirx.Expr:

@@ -18,8 +18,8 @@ from ..support.quick import quick_host
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate heads as Llama 4 does, and many checkpoints' own code."""
-    turns = torch.polar(torch.ones_like(angles), angles)
+    """Rotate heads as Llama 4 does and DeepSeek-V2, which asks for the dtype that there is."""
+    turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64) * 1.0
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * turns[:, :, None]).flatten(3).type_as(x)
 

@@ -68,6 +68,17 @@ def by_groups(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
     return [builder.emit(scaled), ids]
 
 
+def by_biased_shares(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Var]:
+    """Choose as ERNIE 4.5 does: a bias of two axes, and shares of a sum that is not too small."""
+    bias = relax.const(np.linspace(0.3, 0, int(x.ty.shape[1])).astype("float32")[None])
+    share = builder.emit(op.nn.softmax(x))
+    score = builder.emit(op.add(share, op.squeeze(bias, [0])))
+    best = builder.emit(op.topk(score, 3, ret_type="both", dtype="int64"))
+    chosen = builder.emit(op.gather_elements(share, best[1], axis=1))
+    total = op.clip(op.sum(chosen, axis=[-1], keepdims=True), 0.4, float("inf"))
+    return [builder.emit(op.divide(chosen, total)), builder.emit(best[1])]
+
+
 def module(
     make: Make, rows: int | tirx.Var = 7, experts: int = EXPERTS, dtype: str = "float32"
 ) -> tvm.IRModule:
@@ -107,7 +118,10 @@ def same(mod: tvm.IRModule, x: np.ndarray) -> None:
     np.testing.assert_allclose(share, wanted, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("make", [softmax_first, softmax_behind, beside_shared, by_groups])
+MAKES = [softmax_first, softmax_behind, beside_shared, by_groups, by_biased_shares]
+
+
+@pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_choice_is_one_kernel(make: Make, dynamic: bool) -> None:
     x = np.random.default_rng(0).standard_normal((5 if dynamic else 7, EXPERTS)).astype("float32")
@@ -184,7 +198,7 @@ def step_by_step(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(structural_map(func.body, (tirx.For, serial), order="post"))
 
 
-@pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups])
+@pytest.mark.parametrize("make", [softmax_first, softmax_behind, by_groups, by_biased_shares])
 @pytest.mark.parametrize("experts", [EXPERTS, 60, 300])
 def test_a_block_of_a_gpu_has_a_row(make: Make, experts: int) -> None:
     if make is by_groups and experts != EXPERTS:
