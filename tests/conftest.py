@@ -73,14 +73,14 @@ def validated() -> Iterator[None]:
     """
     from relax_fusion import pipeline  # not above: the process that starts the workers needs no TVM
 
-    from .support.quick import quick_scripts
+    from .support.quick import quick_checks, quick_scripts
 
     make_options = pipeline.make_options
 
     def strict(target: Any, kwargs: dict[str, Any]) -> PipelineOptions:
         return make_options(target, {"validate": "strict", **kwargs})
 
-    with pytest.MonkeyPatch.context() as patch, quick_scripts():
+    with pytest.MonkeyPatch.context() as patch, quick_scripts(), quick_checks():
         patch.setattr(pipeline, "make_options", strict)
         yield
 

@@ -7,7 +7,7 @@ That computes in the dtype of an operand: it divides integers as integers, and c
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
@@ -235,7 +235,7 @@ def _batch_norm(x: torch.Tensor, *args: Any) -> Any:
     return _WRITTEN_OUT[aten._native_batch_norm_legit_no_training.default](x, *args)
 
 
-DECOMPOSED: dict[Any, Any] = {
+_DECOMPOSED: dict[Any, Any] = {
     **_WRITTEN_OUT,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.any.default: lambda x: aten.any.dims(x, list(range(x.ndim)), False),
@@ -253,3 +253,16 @@ DECOMPOSED: dict[Any, Any] = {
     ),
 }
 """Operators that the importer lacks, each in terms of those that it has."""
+
+
+def decompositions() -> dict[Any, Any]:
+    """Return how operators are written out: those that TVM's importer knows are what is left."""
+    key = "CompositeImplicitAutograd"
+    composite = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {**_standard(tuple(composite)), **_DECOMPOSED}
+
+
+@lru_cache(maxsize=1)
+def _standard(_composite: tuple[str, ...]) -> dict[Any, Any]:
+    """Return PyTorch's own, which it takes long to gather, anew if a program registered more."""
+    return {**torch.export.default_decompositions()}

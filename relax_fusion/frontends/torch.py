@@ -28,7 +28,7 @@ from ..validation import reason
 from .complex_numbers import written_as_pairs
 from .experts import GROUPED, in_token_order
 from .imported import FUNCTION, ImportedModel, signature_of, with_clipped_indices
-from .promotion import DECOMPOSED, written_out
+from .promotion import decompositions, written_out
 
 _OUTPUT = re.compile(rb'\\"type\\": \\"(transformers[\w.]*)\.\w+\\"')
 """The module of a type in JSON within JSON, as `torch.export.save` writes what is returned."""
@@ -213,9 +213,8 @@ def from_exported_program(
     IRModule
         Its function is ``main``.
     """
-    table = {**torch.export.default_decompositions(), **DECOMPOSED}
     with _copying_views(program.graph):
-        program = program.run_decompositions(table)
+        program = program.run_decompositions(decompositions())
     written_as_pairs(program.graph_module)
     in_token_order(program.graph_module)
     written_out(program.graph_module)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import TargetError
 from ..validation import shown
 from .device_file import read_device_file, registered
 from .devices import DEVICES, device, generic_cpu
-from .instructions import CPU_INSTRUCTIONS, Capabilities
+from .instructions import CPU_INSTRUCTIONS, Capabilities, MatrixInstruction
 from .nvidia import ARCHITECTURES, STATIC_SMEM_BYTES, capability_of
 from .spec import DeviceSpec
 
@@ -243,6 +244,21 @@ def _cpu(target: Target, cores: int) -> DeviceSpec:
     """Return the processor of an LLVM target; 0 cores are those of this process."""
     if not 0 <= cores <= MAX_CORES:
         raise TargetError(f"target 'llvm': num-cores is {cores}, must be in 0..{MAX_CORES}")
+    bits, instructions = _vectors(str(target))
+    spec = generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
+    named = DEVICES.get(str(target.attrs.get("model", "")))
+    if named and (named.sm_count, named.vector_bytes) == (spec.sm_count, spec.vector_bytes):
+        spec = named  # calibrated, with as many cores
+    return replace(spec, capabilities=Capabilities(matrix_instructions=instructions))
+
+
+@cache
+def _vectors(text: str) -> tuple[int, tuple[MatrixInstruction, ...]]:
+    """Return the bits of an LLVM target's vectors, and its instructions for matrices.
+
+    LLVM is asked once of each target: it takes a millisecond.
+    """
+    target = Target(text)
     try:
         bits = codegen.llvm_get_vector_width(target)
     except (RuntimeError, ValueError) as err:
@@ -252,13 +268,8 @@ def _cpu(target: Target, cores: int) -> DeviceSpec:
     if "vector-width" not in target.attrs:  # TVM 0.27 says 512 of every x86
         own = (width for f, width in _X86_BITS.items() if codegen.target_has_features(f, target))
         bits = next(own, bits)
-    spec = generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
-    named = DEVICES.get(str(target.attrs.get("model", "")))
-    if named and (named.sm_count, named.vector_bytes) == (spec.sm_count, spec.vector_bytes):
-        spec = named  # calibrated, with as many cores
     found = [f for f in CPU_INSTRUCTIONS if codegen.target_has_features(f, target)]
-    instructions = tuple(i for feature in found for i in CPU_INSTRUCTIONS[feature])
-    return replace(spec, capabilities=Capabilities(matrix_instructions=instructions))
+    return bits, tuple(i for feature in found for i in CPU_INSTRUCTIONS[feature])
 
 
 def _limits(target: Target, attrs: Mapping[str, Any]) -> dict[str, int]:

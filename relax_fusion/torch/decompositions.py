@@ -11,7 +11,7 @@ from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule
 from torch.nn.functional import gelu, interpolate, layer_norm, linear, relu, softmax
 
-from ..frontends.promotion import DECOMPOSED
+from ..frontends import promotion
 
 _aten = torch.ops.aten
 
@@ -23,12 +23,12 @@ _OF_KEYS = 1
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return how operators are written out: those that TVM's importer knows are what is left."""
+    """Return how operators are written out, those of fast paths, too; our patterns' are left."""
     own = {
         _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
         _aten._native_multi_head_attention.default: _self_attention,
     }
-    table = {**torch.export.default_decompositions(), **DECOMPOSED, **own}
+    table = promotion.decompositions() | own
     return {op: how for op, how in table.items() if op not in _WHOLE}
 
 

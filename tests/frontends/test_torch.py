@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from relax_fusion.equivalence.interpreter import evaluate
 from relax_fusion.errors import MissingPackageError, ModelFileError
 from relax_fusion.frontends import TensorSpec, read_model
+from relax_fusion.frontends.promotion import decompositions
 from relax_fusion.frontends.torch import from_exported_program
 from relax_fusion.matching.pattern import is_call
 
@@ -151,3 +152,11 @@ def test_outputs_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "transformers.modeling_outputs", None)
     with pytest.raises(MissingPackageError, match="pip install transformers"):
         read_model(path)
+
+
+def test_an_operator_that_is_registered_late_is_written_out() -> None:
+    assert decompositions()
+    with torch.library._scoped_library("late", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        assert torch.ops.late.twice.default in decompositions()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tvm
 from tvm import relax, tirx
+from tvm.s_tir.schedule import _type_checker
 from tvm.script.parser.core import doc, evaluator
 from tvm.target import Target
 
@@ -78,6 +79,22 @@ def quick_scripts() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluator, "_eval_expr", evaluated)
+        yield
+
+
+@contextmanager
+def quick_checks() -> Iterator[None]:
+    """Check what schedules are given without asking each time what its hint means."""
+    checks, of_union = _type_checker._TYPE_CHECK, _type_checker._TYPE_CHECK["union"]
+
+    def checked(value: Any, name: str, *kinds: Any) -> str | None:
+        """Let a value pass that is of a class of a union, without the sentence that others fail."""
+        classes = tuple(kind for kind in kinds if type(kind) is type)
+        return None if isinstance(value, classes) else of_union(value, name, *kinds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_type_checker, "_dispatcher", cache(_type_checker._dispatcher))
+        patch.setitem(checks, "union", checked)
         yield
 
 
