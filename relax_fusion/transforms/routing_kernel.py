@@ -18,6 +18,10 @@ from ..tvm_ir import GenericConst
 STAGES = ("relax.nn.softmax", "relax.sum", "relax.gather_elements", "relax.scatter_elements")
 """Steps that look at whole rows, beside ``topk``."""
 
+RUN = 16
+"""So many elements are looked through one after the other for those that are chosen: the runs of a
+row by threads of their own."""
+
 Element: TypeAlias = Callable[[relax.Expr, Place], tirx.Expr]
 """Returns an element of a tensor that is not computed here."""
 
@@ -109,6 +113,12 @@ def _function(call: relax.Call, x: tirx.Expr) -> tirx.Expr:
     if name == "relax.astype":
         return x != tirx.const(0, str(x.ty.dtype)) if dtype == "bool" else x.astype(dtype)
     return activate(FUNCTIONS[name], x.astype(ACCUMULATE)).astype(dtype)
+
+
+def _in_runs(count: int) -> tuple[int, int]:
+    """Return how many equal runs so many elements are, and how long they are: at most `RUN`."""
+    run = next(n for n in range(min(RUN, count), 0, -1) if count % n == 0)
+    return count // run, run
 
 
 def lead_of(shape: list[Any], rows: Any) -> int | None:
@@ -244,10 +254,19 @@ class RoutingKernel:
         ranks = self._stage(call, "rank", sizes(source), rank)
         dtype = dtype_of(var)
 
+        parts, run = _in_runs(int(sizes(source)[-1]))
+
+        def among(*at: tirx.Var) -> tirx.Expr:
+            axis = te.reduce_axis((0, run), "e")
+            here = ranks(*at[:-2], at[-1] * run + axis.var) == at[-2].astype("int32")
+            number = (at[-1] * run + axis.var).astype("int32")
+            return te.max(tirx.Select(here, number, first), axis)
+
+        some = self._stage(call, "some", [*sizes(var), parts], among)
+
         def found(*at: tirx.Var) -> tirx.Expr:
-            axis = te.reduce_axis((0, sizes(source)[-1]), "e")
-            here = ranks(*at[:-1], axis.var) == at[-1].astype("int32")
-            return te.max(tirx.Select(here, axis.var.astype("int32"), first), axis)
+            axis = te.reduce_axis((0, parts), "e")
+            return te.max(some(*at, axis.var), axis)
 
         places = self._stage(call, "place", sizes(var), found)
         if item:

@@ -45,8 +45,9 @@ from .kernels.attention_pointer import attention_pointer
 from .launches import Step, ceil_div
 from .operands import named_operands
 
-MANY_PARTS = 32
-"""Beyond this many parts of a row eight warps put them together, not four."""
+MERGED_PARTS, MERGED_COLUMNS = 32, 32
+"""Parts of a row that a program merges at once, at most, and their columns that it has: each thread
+of its warp then loads 32 floats."""
 
 ANY_LENGTH: dict[str, Any] = {
     "family": "attention",
@@ -139,15 +140,14 @@ def _always_cut(a: AttentionCall) -> bool:
 
 def _combine(a: AttentionCall, rooms: tuple[Any, Any], splits: Any, most: int) -> Step:
     """Return the launch that merges parts, `most` of them at most."""
-    parts = 1 << (most - 1).bit_length()
+    parts = min(1 << (most - 1).bit_length(), MERGED_PARTS)
     others = a.other_arguments()
     args = {name: others[name] for name in ("sinks_ptr", "out", "Q_LEN")}
     args |= {"parts_ptr": rooms[0], "lse_ptr": rooms[1], "SPLITS": int32(splits)}
     # Nothing of the plan, so that the plans of other ranges have the same kernel
-    constants = a.constants(block_m=0, block_n=0, parts=parts)
-    grid = (a.batch * a.work.q_heads * a.q_len,)
-    warps = 8 if parts > MANY_PARTS else 4
-    return a.step(attention_combine, grid, args, constants, num_warps=warps)
+    constants = a.constants(block_m=0, block_n=MERGED_COLUMNS, parts=parts)
+    grid = (a.batch * a.work.q_heads * a.q_len, ceil_div(a.work.v_dim, MERGED_COLUMNS))
+    return a.step(attention_combine, grid, args, constants, num_warps=1)
 
 
 def _splits(a: AttentionCall, tiles: Any) -> Any:

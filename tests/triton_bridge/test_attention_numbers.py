@@ -12,6 +12,7 @@ from relax_fusion.estimator import violations
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan, padded
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.launch.arguments import Out, Part, TensorMap, is_tensor
+from relax_fusion.triton_bridge import attention
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.workload import Attention, DynamicDim
 
@@ -75,6 +76,18 @@ SHORT = [name for name in CASES if not name.startswith("long")]
 def test_launches_match_the_reference(interpreter: Interpreter, name: str, split_k: int) -> None:
     case = CASES[name]
     got = interpreted(interpreter, case.work, plan_of(case.work, split_k), arguments(case))
+    case.check(case.inputs(), got["out"], stored=True)
+
+
+@pytest.mark.parametrize("name", ["sinks", "sinks_only", "long_top_left"])
+def test_more_parts_than_are_merged_at_once(
+    interpreter: Interpreter, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "MERGED_PARTS", 2)
+    monkeypatch.setattr(attention, "MERGED_COLUMNS", 16)
+    case = CASES[name]
+    plan = replace(plan_of(case.work, 4), block_n=16)
+    got = interpreted(interpreter, case.work, plan, arguments(case))
     case.check(case.inputs(), got["out"], stored=True)
 
 

@@ -74,7 +74,7 @@ class Constants(NamedTuple):
     appends: bool = False
     """Whether it writes the last key and value."""
     parts: int = 0
-    """What `attention_combine` merges, at most."""
+    """How many `attention_combine` loads at once."""
     q_stages: int = 0
     section: int = 0
     bias_tiles: bool = False

@@ -245,8 +245,8 @@ def attention_pointer(
     bias, mask : HeadTensor
         Mask: a byte an element, other than 0 where a query sees a key.
     slopes_ptr, sinks_ptr : [heads]
-    parts_ptr : float32 [splits, batch, heads / group, Q_LEN, group, v_dim]
-    lse_ptr : float32 [splits, batch, heads / group, Q_LEN, group]
+    parts_ptr : float32 [batch, heads / group, Q_LEN, group, splits, v_dim]
+    lse_ptr : float32 [batch, heads / group, Q_LEN, group, splits]
         With `C.split`: the result over a part of the keys, and the base-2 logarithm of the sum of
         its weights, for `attention_combine`, which then also adds the sinks.
     Q_LEN : int32
@@ -302,7 +302,7 @@ def attention_pointer(
     result = acc * inverse_of(total)[:, None]
     inside = in_rows[:, None] & (v_columns < C.v_dim)[None, :]
     if C.split:
-        part_row = (tl.program_id(2) * int64(tl.num_programs(0)) + pair) * packed + row
+        part_row = (int64(pair) * packed + row) * tl.num_programs(2) + tl.program_id(2)
         tl.store(lse_ptr + part_row, highest + tl.log2(total), mask=in_rows)
         tl.store(parts_ptr + part_row[:, None] * C.v_dim + v_columns[None, :], result, mask=inside)
     else:

@@ -147,6 +147,15 @@ def innermost_loops(code: str, sign: str) -> list[str]:
     return ["\n".join(lines[a:b]) for a, b in inner]
 
 
+def test_parts_are_merged_by_warps_that_wait_for_no_other(tmp_path: Path) -> None:
+    kernel = compiled(decode(), pointer(16, 128, 4, split=64), at=1)
+    text = kernel.ptx.decode()
+    assert kernel.entry == "attention_combine" and kernel.num_warps == 1
+    loads = re.findall(SIGNS["wide loads"], text)
+    assert len(loads) == 32 * 32 // (32 * 4), "of 32 parts, a warp loads 32 columns"
+    assert stack_bytes(kernel.image, tmp_path) == 0
+
+
 def pointer(rows: int, width: int, stages: int, warps: int = 4, split: int = 1) -> TilePlan:
     fields = {"num_stages": stages, "num_warps": warps, "split_k": split, "family": "attention"}
     return TilePlan(rows, 64, width, **fields)
