@@ -101,9 +101,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path, len(LONGEST)))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what is loaded stays: to look through it again and again takes long
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for garbage among what tests make: what is loaded for them stays, and is much."""
+    gc.disable()
+    found = yield
+    gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # graphs and traces are many objects, few of them garbage
+    gc.enable()
+    return found
 
 
 @pytest.hookimpl(optionalhook=True)

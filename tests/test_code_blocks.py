@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from relax_fusion.hardware import target
+from relax_fusion.models import zoo
 
 from .support.code_blocks import ROOT, RUN, SHOWN, blocks_of, program_of, run_program, runner
 from .support.processes import without_torch
@@ -26,7 +28,7 @@ LONG = ("docs/usage.md", "docs/report.md", "docs/quickstart.md", "docs/pytorch.m
 LONG += ("docs/tuning.md", "docs/chains.md", "docs/parallel.md")
 """Pages that are slow tests; of those that see PyTorch, the README is a quick one."""
 TORCH = ("README.md", "docs/pytorch.md")
-"""Pages whose programs see PyTorch."""
+"""Pages whose programs see PyTorch: they run in this process, which has imported it."""
 NEEDED = {
     ("README.md", "network"): 2,
     ("CONTRIBUTING.md", "network"): 1,
@@ -44,17 +46,11 @@ NEEDED = {
 
 
 @pytest.fixture(scope="module")
-def runner_of(shared: Path) -> Iterator[Callable[[bool], subprocess.Popen[str]]]:
-    """Return what starts a runner of programs that see PyTorch, or of those that do not."""
-    with ExitStack() as stack:
-
-        @cache
-        def started(sees_torch: bool) -> subprocess.Popen[str]:
-            variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
-            paths = "" if sees_torch else f"{variables['PYTHONPATH']}:"
-            return stack.enter_context(runner({**variables, "PYTHONPATH": f"{paths}{ROOT}"}))
-
-        yield started
+def without_pytorch(shared: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a runner of programs that do not see PyTorch."""
+    variables = without_torch(RELAX_FUSION_CACHE_DIR=str(shared / "documented-kernels"))
+    with runner({**variables, "PYTHONPATH": f"{variables['PYTHONPATH']}:{ROOT}"}) as process:
+        yield process
 
 
 @pytest.mark.parametrize(
@@ -62,10 +58,18 @@ def runner_of(shared: Path) -> Iterator[Callable[[bool], subprocess.Popen[str]]]
     [pytest.param(p, marks=pytest.mark.slow) if NAMES[p] in LONG else p for p in RUNNING],
     ids=NAMES.get,
 )
-def test_a_page_runs(page: Path, tmp_path: Path, runner_of: Any) -> None:
+def test_a_page_runs(
+    page: Path, tmp_path: Path, without_pytorch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / page.with_suffix(".py").name
     program.write_text(program_of(page), encoding="utf-8")
-    code, out, err = run_program(runner_of(NAMES[page] in TORCH), program)
+    if NAMES[page] in TORCH:
+        for module, name in ((target, "host_target"), (zoo, "CONFIGS")):
+            monkeypatch.setattr(module, name, getattr(module, name))  # the program sets it
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(str(program), run_name="__main__")
+        return
+    code, out, err = run_program(without_pytorch, program)
     assert code == 0, f"{NAMES[page]}\n{out[-2000:]}\n{err[-4000:]}"
     if page.name == "what_is_fused.md":
         named = re.findall(r"fuse_\w+?_[0-9a-f]{8}_", page.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ def launches(family: str, tag: str, target: object, by_tvm: bool) -> int:
 
 
 @pytest.mark.parametrize("target", [CPU, pytest.param("h200", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", sampled(families(), 8))
+@pytest.mark.parametrize("family", sampled(families(), 16))
 def test_kernels_beside_fuse_ops(family: str, target: object) -> None:
     tags = [tag for tag in parsed(EXPECTED) if tag.split("-")[0] == family]
     for tag in chosen(family, tags)[:1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
 from typing import Any
 
 import ml_dtypes  # noqa: F401
@@ -23,6 +24,7 @@ from relax_fusion.workload.expert_load import ExpertLoad
 
 from ..support.quantised import Groups
 from ..support.quick import machine, quick_host, quickly
+from ..support.slow import quick_if
 
 EXPERTS, CHOSEN, WIDTH, INNER = 4, 2, 48, 40
 
@@ -148,10 +150,20 @@ def kernels(mod: tvm.IRModule) -> int:
     return mod["main"].script().count("R.call_tir(")
 
 
-@pytest.mark.parametrize("layout", ["nk", "kn"])
-@pytest.mark.parametrize("gate", ["halves", "pairs", "one"])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
+QUICK = {
+    *(("nk", "halves", False, False), ("nk", "pairs", True, True), ("nk", "one", False, True)),
+    *(("kn", "halves", True, True), ("kn", "pairs", False, False), ("kn", "one", True, False)),
+}
+"""Among these are all pairs of values."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "gate", "bias", "dynamic"),
+    quick_if(
+        QUICK.__contains__,
+        product(("nk", "kn"), ("halves", "pairs", "one"), (False, True), (False, True)),
+    ),
+)
 def test_a_layer_is_two_kernels(layout: str, gate: str, bias: bool, dynamic: bool) -> None:
     tokens = tirx.Var("n", "int64") if dynamic else 5
     mod = module(Layer(tokens=tokens), gated, layout, gate, bias)

@@ -13,11 +13,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from relax_fusion import make_target
+from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli import main
 from relax_fusion.estimator import format_seconds
 from relax_fusion.hardware import DEVICES
 
-from ..support.commands import CONFIG, POSITIONS, links, write_json
+from ..support.commands import CONFIG, POSITIONS, links, short, write_json
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -238,7 +239,8 @@ EXPERTS = CONFIG | {
 
 
 @links
-def test_rows_are_counted_by_expert(tmp_path: Path, capsys) -> None:
+def test_rows_are_counted_by_expert(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(compile_module, "build", short)
     source, out = write_json(tmp_path / "config.json", EXPERTS), tmp_path / "out"
     assert main(["compile", str(source), "-o", str(out), "-q"]) == 0
     file, prompt = tmp_path / "load.json", ["--prompt-ids", "1,2,3,4,5", "--max-new-tokens", "4"]
