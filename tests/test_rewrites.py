@@ -21,6 +21,7 @@ import relax_fusion
 from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, FusePatterns, make_target
 from relax_fusion.algebra import AlgebraOptions, SimplifyAlgebra
 from relax_fusion.canonical import (
+    ChooseExperts,
     FuseNormRotation,
     MendImports,
     MergeDuplicates,
@@ -80,6 +81,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "AttachNoAlias": AttachNoAlias(),
     "BindDeviceTargets": BindDeviceTargets(H200),
     "CaptureCUDAGraphs": CaptureCUDAGraphs(True),
+    "ChooseExperts": ChooseExperts(),
     "ComposeMovements": ComposeMovements(CPU),
     "CopyConstants": CopyConstants(),
     "DivideShiftedIndices": DivideShiftedIndices(),

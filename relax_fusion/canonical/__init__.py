@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .chosen_experts import ChooseExperts
 from .convolutions import MultiplyConvolutions
 from .duplicates import MergeDuplicates
 from .feature_parts import SplitProjections
@@ -31,6 +32,7 @@ def _simplify_algebra(*options: Any) -> Any:
 CANONICAL: dict[str, Callable[..., Any]] = {
     "MendImports": MendImports,
     "MergeDuplicates": MergeDuplicates,
+    "ChooseExperts": ChooseExperts,
     "MultiplyBytes": MultiplyBytes,
     "MultiplyConvolutions": MultiplyConvolutions,
     "MoveReshapes": MoveReshapes,

@@ -35,8 +35,15 @@ MODELS = (
     ),
 )
 PASSES = (
-    *("MendImports", "MergeDuplicates", "MultiplyBytes", "MultiplyConvolutions", "MoveReshapes"),
-    *("MoveTransposes", "RecogniseOperators", "PadRotations", "MoveSlices", "SplitProjections"),
+    *("MendImports", "MergeDuplicates", "ChooseExperts", "MultiplyBytes", "MultiplyConvolutions"),
+    *(
+        "MoveReshapes",
+        "MoveTransposes",
+        "RecogniseOperators",
+        "PadRotations",
+        "MoveSlices",
+        "SplitProjections",
+    ),
     *("MoveNorms", "SimplifyAlgebra", "FuseNormRotation", "RouteExperts"),
     *("FuseAdapters", "FuseChains", "FuseExperts", "FuseGatedFFN", "FuseRMSNormMatmul"),
     *("FuseAttentionChain", "FuseProjections", "FuseMatmulEpilogue"),

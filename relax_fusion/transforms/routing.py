@@ -142,6 +142,8 @@ class _Region:
     def __init__(self, view: BlockView, seed: relax.Var):
         self.view = view
         self.inside: dict[relax.Var, None] = {}
+        among = (v.args[0] for v in view.defs.values() if is_call(v, "relax.topk"))
+        self._most = 2 * max(int(sizes(x)[-1]) for x in among if _is_known(x))
         self._grow(seed)
         self._trim()
         choices = [v for v in self.inside if is_call(view.defs[v], "relax.topk")]
@@ -155,7 +157,7 @@ class _Region:
         waiting, view = [seed], self.view
         while waiting:
             var = waiting.pop()
-            if var in self.inside or not _is_step(view, var):
+            if var in self.inside or not self._is_step(var):
                 continue
             outside = [r for r in view.reads[var] if r in view.index and r not in self.inside]
             if var is not seed and not all(self._follows(r, seed) for r in outside):
@@ -163,6 +165,11 @@ class _Region:
             self.inside[var] = None
             waiting += [r for r in view.reads[var] if r in view.index]
             waiting += [u for u in view.uses(var) if view.index[u] > view.index[var]]
+
+    def _is_step(self, var: relax.Var) -> bool:
+        """Tell whether a binding is a step, and no row of features that are weighed."""
+        wide = isinstance(var.ty, relax.TensorType) and sizes(var)[-1:]
+        return _is_step(self.view, var) and not (wide and int(wide[0]) > self._most)
 
     def _follows(self, var: relax.Var, seed: relax.Var) -> bool:
         """Tell whether a value is there before the choice, constant, or made of it by steps."""
@@ -173,7 +180,7 @@ class _Region:
                 continue
             if isinstance(self.view.defs[each], GenericConst):
                 continue
-            if not _is_step(self.view, each):
+            if not self._is_step(each):
                 return False
             seen.add(each)
             waiting += self.view.reads[each]
