@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from math import log
 from statistics import fmean
 
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.judge import left_out
 from benchmarks.judge.rates import DEVICE, Fares, fit, judged, kernels, prices_of, root_mean_square
 from benchmarks.judge.recorded import h200, records
 from relax_fusion.estimator import Choice, choose, predict
+from relax_fusion.hardware import device
 from relax_fusion.workload import NormMatmul, Projection
 
 
@@ -90,6 +93,27 @@ def test_an_h100_is_priced_by_what_was_measured_on_an_h200() -> None:
     for some in judged(times, prices_of(times, dev)).errors.values():
         assert fmean(map(abs, some)) < 0.06
     assert fmean(map(abs, left_out.attention_errors(dev))) < 0.1
+
+
+def test_rates_of_one_gpu_are_scaled_as_another_was_measured() -> None:
+    known, stated = h200(), device("h100")
+    swept = left_out.h100(replace(known, clock_hz=known.clock_hz / 2, launch_s=3e-6))
+    assert (swept.clock_hz, swept.launch_s) == (stated.clock_hz / 2, 3e-6)
+    assert swept == replace(left_out.h100(), clock_hz=swept.clock_hz, launch_s=3e-6)
+
+
+def test_how_prices_fare_is_a_line() -> None:
+    fares = Fares({("a", "b"): [0.0, 0.1], ("a", ""): [0.05]}, {"k": [log(1.1), log(0.8)]})
+    errors = "2 times, off by 15.0% in the mean, 20.0% at most"
+    losses = "choices lose 5.0% in the mean, 10.0% at most, of 3 groups"
+    assert left_out.told(fares) == f"{errors}; {losses}"
+
+
+def test_prices_by_rates_of_another_gpu_are_todays_where_those_are_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(left_out, "fit", lambda every, _: ([k.rates for k in every], h200()))
+    times = [each for each in records() if each.kind == "few_rows"]
+    there, prices = left_out.by_h100(times)
+    assert there == times and prices == pytest.approx(prices_of(times, h200()))
 
 
 @pytest.mark.parametrize("rows", [1024, 4096])
