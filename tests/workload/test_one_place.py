@@ -55,7 +55,8 @@ def said(source: str) -> Iterator[str]:
             names = [e.value for e in node.elts if isinstance(e, ast.Constant)]
             if len(OPERANDS.intersection(n for n in names if isinstance(n, str))) > 4:
                 yield f"line {node.lineno}: an order of operands, {names}"
-        if isinstance(node, ast.Call) and ast.unparse(node).startswith("iter(func.params"):
+        called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if called == "iter" and ast.unparse(node).startswith("iter(func.params"):
             yield f"line {node.lineno}: parameters are taken one by one"
         if isinstance(node, ast.FunctionDef) and node.name in REFERENCES:
             text = ast.unparse(node)
@@ -69,7 +70,7 @@ def _factors(node: ast.expr) -> Iterator[str]:
     elif isinstance(node, ast.Constant):
         yield f"{node.value:g}" if isinstance(node.value, float) else str(node.value)
     else:
-        yield ast.unparse(node).rsplit(".")[-1]
+        yield getattr(node, "attr", getattr(node, "id", ""))
 
 
 def test_files_are_found() -> None:
