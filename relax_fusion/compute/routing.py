@@ -43,16 +43,26 @@ def scheduled(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
 
 def _over_threads(sch: s_tir.Schedule, blocks: list[object], params: set[str]) -> None:
-    """Give threads the elements that a step makes of a row, or those of which it makes one."""
+    """Give threads the elements that a step makes of a row, or those of which it makes one.
+
+    Of the latter, each warp goes through all by itself: warps that added up together would meet
+    three times for it.
+    """
     steps = [_loops(sch, block) for block in blocks]
     widest = max(prod(int(sch.get(x).extent) for x in spatial) for spatial, _ in steps)
     threads = min(max(LEAST_THREADS, 1 << (widest - 1).bit_length()), MOST_THREADS)
+    lanes = LEAST_THREADS  # of a warp
     for block, (spatial, reduced) in zip(blocks, steps, strict=True):
         last, is_output = block, sch.get(block).name_hint in params
         makes_one = prod(int(sch.get(x).extent) for x in spatial) == 1
         loops = reduced if makes_one and reduced else spatial
         if loops:
-            _, thread = sch.split(sch.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])
+            fused = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+            if loops is reduced:
+                _, thread = sch.split(fused, [None, lanes])
+            else:
+                _, warp, thread = sch.split(fused, [None, threads // lanes, lanes])
+                sch.bind(warp, "threadIdx.y")
             sch.bind(thread, "threadIdx.x")
             if loops is spatial and reduced:
                 _, together = sch.split(reduced[0], [None, UNROLLED])
