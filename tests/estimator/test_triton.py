@@ -152,6 +152,20 @@ def test_heads_are_rotated_by_tiles_of_whole_pairs() -> None:
         assert found == {"gemv", "pointer"}
 
 
+@pytest.mark.parametrize(
+    ("n", "normed", "columns"), [(2048, False, 4), (2048, True, 2), (4096, False, 2)]
+)
+def test_all_programs_behind_an_attention_run_at_once_where_they_can(
+    n: int, normed: bool, columns: int
+) -> None:
+    """With 4096 columns no tile of the whole k lets them; with a norm none was looked for."""
+    outputs = (Projection(n, "nk", ("residual",)),)
+    work = NormMatmul(1, 4096, outputs, RMS if normed else None, "float16", "float16")
+    found = candidates(work, device("h200"), "triton")
+    whole = [p.block_n for p in found if p.family == "gemv" and p.block_k == 4096]
+    assert columns in whole and (2 in whole) == (columns == 2)
+
+
 @pytest.mark.parametrize("family", ["gemv", "pointer"])
 def test_rotating_is_free_but_for_the_pass_over_memory_that_it_saves(family) -> None:
     plain = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=None),))

@@ -36,6 +36,12 @@ def test_tiles_grow_with_the_rows_of_an_expert(work: ExpertMatmul) -> None:
     assert all(p.fused.seconds < p.unfused.seconds for p in choice.predictions)
 
 
+@pytest.mark.parametrize(("k", "warps"), [(768, 8), (2048, 8), (4096, 4)])
+def test_eight_warps_have_the_pair_of_a_token_where_they_hold_all_of_k(k: int, warps: int) -> None:
+    choice = choose(replace(UP, k=k), H200)
+    assert isinstance(choice, Choice) and choice.plans.plan_for(1).num_warps == warps
+
+
 def test_more_tiles_than_experts_are_expected_of_many_rows() -> None:
     assert tiles_of(UP, 1, 16) == 8
     assert tiles_of(MIXTRAL, 1024, 16) == pytest.approx(2048 / 16 + 4, abs=1)

@@ -48,8 +48,13 @@ registers, and no ``wgmma`` reads shared memory: with more, its registers spill.
 MOST_ROWS = 8
 """Rows beyond which pairs are sorted."""
 
+WHOLE_K = 2048
+WHOLE_TILES = ((2, WHOLE_K, 8),)
+"""Columns, elements of k and warps of pairs that stay apart, where a program has all of k: in the
+graph of a token of Qwen3-30B-A3B 13.2 us, 14.2 with 4 warps (`2026-11-30-token.log`)."""
+
 LONG_TILES = ((2, 2048, 4), (1, 2048, 4)), ((4, 256, 4), (8, 256, 8), (4, 1024, 4))
-"""Columns, elements of k and warps of pairs whose weights lie along k: a lane has 8 elements.
+"""The same of other pairs whose weights lie along k: a lane has 8 elements.
 First those of pairs that stay apart, then those of pairs that are added.  These, and those of
 weights in words, are the best of 4 to 14 that were timed for each (`2026-11-30-experts.log`)."""
 
@@ -198,6 +203,8 @@ def _tiles_for(work: ExpertMatmul) -> tuple[tuple[int, int, int], ...]:
     """Return columns, elements of k and warps of programs of "expert_pairs"."""
     if work.packed is not None:
         return WORD_TILES[bool(work.share)]
+    if work.layout == "nk" and not work.share and work.k <= WHOLE_K:
+        return WHOLE_TILES
     return (LONG_TILES if work.layout == "nk" else WIDE_TILES)[bool(work.share)]
 
 

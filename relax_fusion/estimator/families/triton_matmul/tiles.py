@@ -83,6 +83,10 @@ Doubling the number of parts of k adds `REOPENED` to the time in memory: each op
 DOTS_REGISTERS = 32
 """A thread has 32 registers beside the weights that it holds at once."""
 
+COMPILED_REGISTERS = 24
+"""Beside 16 to 32 registers of weights it was compiled with 22 to 24 others: `DOTS_REGISTERS`, with
+a register for each weight of 16 bits, was fitted to times."""
+
 ACCUMULATOR_OVERHEAD = 17
 """A thread has 17 registers beside its accumulators (Triton keeps operands in shared memory)."""
 
@@ -209,6 +213,15 @@ def _dots(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -> 
         rereads=1.0,
         reopened=REOPENED * log2(parts) + IDLE_LANES * (idle if parts > 1 else 0.0),
     )
+
+
+def at_once(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> bool:
+    """Tell whether all programs of dot products run at the same time, each with its whole k."""
+    threads = dev.warp_size * plan.num_warps
+    held = plan.block_k * plan.block_n * shape.parts * shape.in_bytes // (4 * threads)
+    slots = resident_blocks(Footprint(0, held + COMPILED_REGISTERS, threads), dev)
+    programs = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    return plan.block_k >= shape.k and programs <= slots * dev.sm_count
 
 
 def _residents(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
