@@ -19,14 +19,8 @@ from ..workload import Attention
 from .verbs import block_names, vectorise_inner
 
 REGISTER_TILES = (
-    "acc_init",
-    "scores_init",
-    "scores_dot",
-    "scores_store",
-    "values_init",
-    "values_dot",
-    "values_store",
-    "store",
+    *("acc_init", "scores_init", "scores_dot", "scores_store"),
+    *("values_init", "values_dot", "values_store", "store"),
 )
 """Blocks whose last two loops run over a register tile."""
 
@@ -42,16 +36,8 @@ FOLDS = tuple(f"{name}_fold{1 << level}" for name in ("max", "sum", "scores") fo
 halved."""
 
 SPREAD = (
-    "q_load",
-    "row_init",
-    "k_load",
-    "scores",
-    "row_max",
-    "exp",
-    "row_sum",
-    "row_keep",
-    "v_load",
-    "row_end",
+    *("q_load", "row_init", "k_load", "scores", "row_max", "exp"),
+    *("row_sum", "row_keep", "v_load", "row_end"),
 )
 """Blocks whose iterations the threads of a GPU thread block take in turn."""
 
