@@ -15,13 +15,15 @@ All warps of a block have the same columns and take turns along k; at the end th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
 
 from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
-from ...tvm_ir import T
+from ...tvm_ir import Analyzer, T
 from . import dependent
 from .few_rows_ring import Launch, Place, Ring
 from .few_rows_sums import WarpSums
@@ -35,12 +37,14 @@ HALVES = CHUNK // 32
 REGISTERS = 4
 """A piece takes this many registers of 32 bits."""
 
+AT_ONCE = 8
+"""A thread loads so many pieces of rows at once for their statistics."""
+
 
 class NormedRows:
     """The rows of a block, normalised between shared memory and the instructions.
 
-    All threads add up the statistics of one row after the other, while the first weights come: this
-    is for one row, or very few.
+    All threads add up the statistics of some rows at once, while the first weights come.
     """
 
     def __init__(self, kernel: FewRowsKernel) -> None:
@@ -50,19 +54,28 @@ class NormedRows:
         plan, size = kernel.plan, len(self.norm.sums)
         self.threads = plan.num_warps * LANES
         self.pieces = ceil_div(kernel.product.depth, PIECE * self.threads)  # of a thread
+        rows = tirx.min(kernel.product.rows - kernel.place.first_row, int64(plan.block_m))
+        rows = Analyzer().simplify(rows.astype("int32"))
+        most = int(rows) if isinstance(rows, tirx.IntImm) else plan.block_m
+        self.together = max(1, min(AT_ONCE // self.pieces, most))  # rows
         self.sums = scratch("row_sums", size * kernel.tiles_m, "float32", "local")
-        self.part = scratch("row_part", 1 + size, "float32", "local")
-        self.loaded = scratch("row", self.pieces * PIECE, kernel.product.dtype, "local")
+        self.part = scratch("row_part", size * self.together, "float32", "local")
+        self.loaded = scratch(
+            "row", self.together * self.pieces * PIECE, kernel.product.dtype, "local"
+        )
         self.wide = scratch("wide", 2 * (1 + len(self.norm.factors)), "float32", "local")
         self.narrow = scratch("narrow", 2, kernel.product.dtype, "local")
         self.shared = kernel.ring.shared
         # Else a compiler puts all of this in front of the first copies, and memory waits meanwhile
         T.evaluate(tirx.op.tvm_storage_sync("shared"))
-        rows = tirx.min(kernel.product.rows - kernel.place.first_row, int64(plan.block_m))
         for index in range(size):
-            with T.serial(rows.astype("int32")) as row:
-                self._load(row)
-                self._add_up(index, row)
+            with T.serial((rows + (self.together - 1)) // self.together) as turn:
+                first = turn * int32(self.together)
+                # The last once more, where there are fewer
+                each = [tirx.min(first + int32(i), rows - 1) for i in range(self.together)]
+                for i, row in enumerate(each):
+                    self._load(i, row)
+                self._add_up(index, each)
             T.evaluate(tirx.op.tvm_storage_sync("shared"))
         for tile in range(kernel.tiles_m):
             for index in range(size):
@@ -80,7 +93,7 @@ class NormedRows:
         exact = depth >= (piece + 1) * self.threads * PIECE
         return None if exact else self._depth(piece) < int64(depth)
 
-    def _load(self, row: tirx.Expr) -> None:
+    def _load(self, i: int, row: tirx.Expr) -> None:
         """Load what this thread adds up of a row."""
         for piece in range(self.pieces):
             inside = self._inside(piece)
@@ -90,25 +103,30 @@ class NormedRows:
                 if inside is not None:
                     zero = tirx.const(0.0, self.kernel.product.dtype)
                     x = tirx.if_then_else(inside, x, zero)
-                T.buffer_store(self.loaded, x, [int64(piece * PIECE) + e])
+                T.buffer_store(self.loaded, x, [int64((i * self.pieces + piece) * PIECE) + e])
 
-    def _add_up(self, index: int, row: tirx.Expr) -> None:
-        """Add up a statistic of a row in each warp."""
-        kernel, part = self.kernel, self.part
-        for before in range(index):
-            T.buffer_store(part, self._total(before, row), [1 + before])
-        T.buffer_store(part, tirx.const(0.0, "float32"), [0])
-        known = [part[1 + before] for before in range(index)]
-        for piece in range(self.pieces):
-            elements = [self.loaded[piece * PIECE + e] for e in range(PIECE)]
-            terms = [self.norm.summand(index, tirx.Cast("float32", x), known) for x in elements]
-            total, inside = add_up(terms), self._inside(piece)
-            if inside is not None:  # beyond the end, zero less the mean is not zero
-                total = tirx.Select(inside, total, tirx.const(0.0, "float32"))
-            T.buffer_store(part, part[0] + total, [0])
-        add_over_warp(part, 0)
+    def _add_up(self, index: int, rows: Sequence[tirx.Expr]) -> None:
+        """Add up a statistic of rows in each warp."""
+        kernel, size = self.kernel, len(self.norm.sums)
+        places = [i * size + index for i in range(len(rows))]
+        for i, (row, place) in enumerate(zip(rows, places, strict=True)):
+            for before in range(index):
+                T.buffer_store(self.part, self._total(before, row), [i * size + before])
+            T.buffer_store(self.part, tirx.const(0.0, "float32"), [place])
+            known = [self.part[i * size + before] for before in range(index)]
+            for piece in range(self.pieces):
+                first = (i * self.pieces + piece) * PIECE
+                elements = [self.loaded[first + e] for e in range(PIECE)]
+                terms = [self.norm.summand(index, tirx.Cast("float32", x), known) for x in elements]
+                total, inside = add_up(terms), self._inside(piece)
+                if inside is not None:  # beyond the end, zero less the mean is not zero
+                    total = tirx.Select(inside, total, tirx.const(0.0, "float32"))
+                T.buffer_store(self.part, self.part[place] + total, [place])
+        add_over_warp(self.part, *places)
         with T.If(kernel.place.lane == int32(0)), T.Then():
-            T.buffer_store(self.shared, part[0], [self._place(index, row, kernel.place.warp)])
+            for row, place in zip(rows, places, strict=True):
+                at = self._place(index, row, kernel.place.warp)
+                T.buffer_store(self.shared, self.part[place], [at])
 
     def _place(self, index: int, row: tirx.Expr, warp: tirx.Expr) -> tirx.Expr:
         plan = self.kernel.plan

@@ -44,11 +44,12 @@ def add_up(terms: Sequence[tirx.Expr]) -> tirx.Expr:
     return terms[0]
 
 
-def add_over_warp(buffer: tirx.Var, place: int) -> None:
-    """Give every lane of a warp the sum of what all of them have in a register."""
+def add_over_warp(buffer: tirx.Var, *places: int) -> None:
+    """Give every lane of a warp the sums of what all of them have in some registers."""
     for distance in (1, 2, 4, 8, 16):
-        other = T.tvm_warp_shuffle_xor(0xFFFFFFFF, buffer[place], distance, LANES, LANES)
-        T.buffer_store(buffer, buffer[place] + other, [place])
+        for place in places:  # side by side, for each shuffle waits for the one before it
+            other = T.tvm_warp_shuffle_xor(0xFFFFFFFF, buffer[place], distance, LANES, LANES)
+            T.buffer_store(buffer, buffer[place] + other, [place])
 
 
 def clear(buffer: tirx.Var) -> None:
