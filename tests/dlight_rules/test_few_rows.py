@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tvm.target import Target
 
-from relax_fusion.dlight_rules.tensor_cores import few_rows_kernel
 from relax_fusion.dlight_rules.tensor_cores.few_rows_kernel import FewRowsKernel
 from relax_fusion.dlight_rules.tensor_cores.few_rows_ring import Launch
 from relax_fusion.estimator import candidates, choose, footprint, predict, violations
@@ -77,7 +76,7 @@ def test_numbers(case: Case) -> None:
 def test_statistics_of_rows_are_added_up_in_turns(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows_kernel, "AT_ONCE", 3)
+    monkeypatch.setattr(few_rows, "AT_ONCE", 3)
     case = next(case for case in few_rows_cases() if case.name == f"few_{name}")
     assert case.rows % 3 and case.rows > 3
     plan = next(p for p in small_plans(case.work) if p.block_m == 8)

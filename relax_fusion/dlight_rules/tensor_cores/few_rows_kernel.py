@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
 
-from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
+from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS, rows_at_once
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
-from ...tvm_ir import Analyzer, T
+from ...tvm_ir import T
 from . import dependent
 from .few_rows_ring import Launch, Place, Ring
 from .few_rows_sums import WarpSums
@@ -36,9 +36,6 @@ HALVES = CHUNK // 32
 
 REGISTERS = 4
 """A piece takes this many registers of 32 bits."""
-
-AT_ONCE = 8
-"""A thread loads so many pieces of rows at once for their statistics."""
 
 
 class NormedRows:
@@ -54,10 +51,9 @@ class NormedRows:
         plan, size = kernel.plan, len(self.norm.sums)
         self.threads = plan.num_warps * LANES
         self.pieces = ceil_div(kernel.product.depth, PIECE * self.threads)  # of a thread
-        rows = tirx.min(kernel.product.rows - kernel.place.first_row, int64(plan.block_m))
-        rows = Analyzer().simplify(rows.astype("int32"))
-        most = int(rows) if isinstance(rows, tirx.IntImm) else plan.block_m
-        self.together = max(1, min(AT_ONCE // self.pieces, most))  # rows
+        rows = kernel.product.rows
+        known = int(rows) if isinstance(rows, tirx.IntImm) else None
+        self.together = rows_at_once(plan, kernel.product.depth, known)
         self.sums = scratch("row_sums", size * kernel.tiles_m, "float32", "local")
         self.part = scratch("row_part", size * self.together, "float32", "local")
         self.loaded = scratch(
@@ -68,11 +64,12 @@ class NormedRows:
         self.shared = kernel.ring.shared
         # Else a compiler puts all of this in front of the first copies, and memory waits meanwhile
         T.evaluate(tirx.op.tvm_storage_sync("shared"))
+        left = tirx.min(rows - kernel.place.first_row, int64(plan.block_m)).astype("int32")
         for index in range(size):
-            with T.serial((rows + (self.together - 1)) // self.together) as turn:
+            with T.serial((left + (self.together - 1)) // self.together) as turn:
                 first = turn * int32(self.together)
                 # The last once more, where there are fewer
-                each = [tirx.min(first + int32(i), rows - 1) for i in range(self.together)]
+                each = [tirx.min(first + int32(i), left - 1) for i in range(self.together)]
                 for i, row in enumerate(each):
                     self._load(i, row)
                 self._add_up(index, each)

@@ -34,6 +34,7 @@ from .tiles import (
     normalises,
     offered,
     refuses_others,
+    rows_at_once,
 )
 
 COLUMNS = (16, 32, 48, 64)
@@ -67,8 +68,8 @@ RATES = Rates(
 all blocks ask for the same ones at once."""
 
 NORM_S_PER_ROW = 0.47e-6
-"""Blocks that gather the statistics of their rows first take so many seconds for each
-(`2026-11-28-dot_products.json`)."""
+"""Blocks that gather the statistics of their rows first take so many seconds for each, or for all
+that they load at once (`2026-11-28-dot_products.json`)."""
 
 LATE_S = 2e-6
 """What a kernel of one row takes longer behind another than by itself, beside dot products, which
@@ -149,7 +150,7 @@ class FewRows(matmuls.GpuMatmul):
         shape, dev = problem.shape, problem.dev
         foot = _footprint(plan, shape, dev)
         return matmuls.TilePrice(
-            dev, foot, _tile(plan, shape, foot, dev), RATES, matmuls.Columns.of(shape)
+            dev, foot, _tile(plan, foot, problem), RATES, matmuls.Columns.of(shape)
         )
 
 
@@ -168,8 +169,10 @@ def _footprint(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Footprint
     return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
 
-def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> matmuls.Tile:
+def _tile(plan: TilePlan, foot: Footprint, problem: matmuls.MatmulProblem) -> matmuls.Tile:
     """Return what a plan asks for."""
+    shape, dev, inside = problem.shape, problem.dev, normalises(plan) and problem.shape.has_norm
+    row_s = NORM_S_PER_ROW / rows_at_once(plan, shape.k, problem.work.rows)
     columns = shape.parts * plan.block_n
     weight_bytes = columns * plan.block_k * shape.in_bytes
     return matmuls.Tile(
@@ -186,8 +189,8 @@ def _tile(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) 
         sums=columns * plan.block_m,
         meetings=plan.split_k > 1,
         rereads=1.0,  # by blocks of other rows, which are far apart in time
-        in_front=shape.has_norm and not normalises(plan),
-        row_s=NORM_S_PER_ROW * (shape.has_norm and normalises(plan)),
+        in_front=shape.has_norm and not inside,
+        row_s=row_s * inside,
         late_s=LATE_S,
     )
 

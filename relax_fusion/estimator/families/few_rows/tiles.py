@@ -49,6 +49,9 @@ STATISTICS = 2
 FACTOR_LINES = 4
 """A chunk has room for 4 lines of gamma and beta, which a warp copies at a time."""
 
+AT_ONCE = 8
+"""A thread loads so many pieces of 16 bytes of rows at once, for their statistics."""
+
 PIECE = 8
 """At least 8 elements are computed together; they must divide k."""
 
@@ -97,6 +100,16 @@ def normalises(plan: TilePlan) -> bool:
     Else a kernel does it in front, for many rows or where others need them, too.
     """
     return plan.reg_m == 1
+
+
+def rows_at_once(plan: TilePlan, k: int, rows: object) -> int:
+    """Return of how many rows blocks that normalise add up statistics at once.
+
+    One where their number is not known: it may be one.
+    """
+    pieces = ceil_div(k, COPY_LANES * 32 * plan.num_warps)  # of a thread
+    known = min(rows, plan.block_m) if isinstance(rows, int) else 1
+    return max(1, min(AT_ONCE // pieces, known))
 
 
 def width(depth: int) -> int:
