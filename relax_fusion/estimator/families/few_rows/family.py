@@ -71,6 +71,9 @@ NORM_S_PER_ROW = 0.47e-6
 """Blocks that gather the statistics of their rows first take so many seconds for each, or for all
 that they load at once (`2026-11-28-dot_products.json`)."""
 
+NORMALISING = 40
+"""Instructions of a warp for the rows of a chunk that it normalises: five for each register."""
+
 LATE_S = 2e-6
 """What a kernel of one row takes longer behind another than by itself, beside dot products, which
 ask for weights before the kernel in front has ended: a token of a decode with five such kernels
@@ -257,4 +260,6 @@ def _instructions(plan: TilePlan, shape: MatmulShape) -> int:
     columns = shape.parts * plan.block_n
     products = columns // MMA_COLUMNS * (plan.block_m // MMA_ROWS)
     chunks = plan.block_k // (CHUNK * plan.num_warps)
-    return chunks * (columns + plan.block_m + products * (CHUNK // MMA_K))
+    inside = shape.has_norm and normalises(plan)
+    each = columns + plan.block_m + products * (CHUNK // MMA_K) + NORMALISING * inside
+    return chunks * each

@@ -57,10 +57,10 @@ RATES = {
 }
 """What the kernels reach, by family."""
 
-NORM_INSIDE_S = 0.9e-6
+NORM_INSIDE_S = 1.3e-6
 """Statistics in the loop over k add so many seconds to a block: the operand passes through
-registers.  Of LLaMA's queries, keys and values at 3 to 16 rows, 0.5 to 1.7 us
-(`2026-11-21-judge_estimator.json`)."""
+registers.  Kept times of an H200 have that in the mean, and so has a whole step of eight rows
+(`2026-11-30-parallel.log`)."""
 
 MERGED_S_PER_ROW = 11e-9
 """The kernel that adds up the parts of split sums takes so many seconds for each row."""
