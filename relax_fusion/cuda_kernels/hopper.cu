@@ -175,9 +175,11 @@ __device__ __forceinline__ void products_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Close a group of products, and wait for all but it.
+// Close a group of products, and wait for all but it and those in front, LEFT together.
+template <int LEFT>
 __device__ __forceinline__ void products_of_before() {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned %0;" ::"n"(LEFT)
+               : "memory");
 }
 
 // Load two matrices of 8 x 8 from where lanes 0 to 15 say that their rows lie, or their columns.

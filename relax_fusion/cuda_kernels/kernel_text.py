@@ -14,6 +14,7 @@ from ..estimator.families.cuda_matmul.tiles import (
     copies_residual,
     line_bytes,
     lines_copied,
+    sets_made,
 )
 from ..hardware.instructions import PIECE_BYTES
 from ..workload import Packed
@@ -275,6 +276,7 @@ class MatmulForm:
             return []
         numbers = {"TALL_BITS": self.packed.bits, **numbers_of(self.packed, self.dtype)}
         constants = [f"constexpr unsigned {name} = {value:#x};" for name, value in numbers.items()]
+        constants.append(f"constexpr int MADE = {sets_made(self.plan)};")
         source = ["#define LINES PackedLines", _shared("packed.cu")]
         return [*constants, _shared("registers.cu"), *source]
 

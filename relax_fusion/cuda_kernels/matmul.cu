@@ -334,7 +334,7 @@ matmul(PARAMETERS) {
                      step > begin + split || slice > 0);
           }
         }
-        products_of_before();
+        products_of_before<1>();
         release();
 #endif
         before = stage;

@@ -2,8 +2,8 @@
 // hands them to wgmma, which takes the other operand from shared memory.
 //
 // Of the 16 lines of a warp a thread has two, `lane / 4` and that and 8, and of eight elements of k
-// those from 2 * (lane % 4) on.  PIECE elements of k are made at once, in one of two sets of
-// registers, while products read the other.
+// those from 2 * (lane % 4) on.  PIECE elements of k are made at once, in one of MADE sets of
+// registers (`tiles.py` says how many), while products read the others.
 //
 // `Lines` knows what a line holds:
 //   Lines::Taken                         what a thread takes from shared memory, of all lines
@@ -17,7 +17,7 @@ typedef u32 Fragment[4];  // of a thread, of 16 elements of k: two lines, eight 
 template <class Lines, int TALLS, int WIDE_BYTES>
 struct ThroughRegisters {
   Lines lines;
-  Fragment made[2][TALLS][PIECE / 16];
+  Fragment made[MADE][TALLS][PIECE / 16];
 
   // Add a stage to the sums; `release` is called when all products before it have ended.
   template <int SUMS, class Release>
@@ -28,7 +28,7 @@ struct ThroughRegisters {
     lines.take(stage, 0, taken);
     #pragma unroll
     for (int piece = 0; piece < PIECES; ++piece) {
-      auto& now = made[piece % 2];
+      auto& now = made[piece % MADE];
       #pragma unroll
       for (int i = 0; i < TALLS; ++i) lines.numbers(taken, piece, i, now[i]);
       if (piece + 1 < PIECES) lines.take(stage, piece + 1, taken);
@@ -43,8 +43,8 @@ struct ThroughRegisters {
                    more || piece > 0 || sixteen > 0);
         }
       }
-      products_of_before();
-      if (piece == 0) release();
+      products_of_before<MADE - 1>();
+      if (piece == MADE - 2) release();
     }
   }
 };

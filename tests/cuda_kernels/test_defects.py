@@ -38,7 +38,8 @@ RELEASE = "      if constexpr (RELEASED) release_successor();\n"
 ALL_GROUPS = "        threads_sync<128 * MULTIPLYING>(ALL_GROUPS);  // all"
 SETS = "        } else {\n          threads_sync<128 * MULTIPLYING>(ALL_GROUPS);"
 HEADS = "place < by.heads"
-BEFORE, RELEASES = "      products_of_before();\n", "      if (piece == 0) release();\n"
+BEFORE = "      products_of_before<MADE - 1>();\n"
+RELEASES = "      if (piece == MADE - 2) release();\n"
 ROTATED_SYNC = "    threads_sync<128>(share.meeting);\n"
 DEFECTS = {
     "an_arrival_is_missing": Defect(
@@ -91,7 +92,7 @@ DEFECTS = {
     "elements_of_k": Defect("int8_split", "LINE / ELEMENT_BYTES", "LINE / 2", "outside of"),
     "mask_of_lines": Defect("parts", "own && wide < WIDE_PART && row", "own && row", NUMBERS),
     "stages_before_their_products": Defect(
-        *("plain", "        products_of_before();\n", "        on_cpu::commit_products();\n"),
+        *("plain", "        products_of_before<1>();\n", "        on_cpu::commit_products();\n"),
         NUMBERS,
     ),
     "no_fence": Defect("plain", "        products_begin();\n", "", "without products_begin"),
@@ -161,7 +162,10 @@ DEFECTS = {
     "no_wait_behind_rotation": Defect("rotated_qkv", ROTATED_SYNC + "  }", "  }", NUMBERS),
 }
 DEFECTS |= {  # of packed weights
-    "one_set_of_registers": Defect("q4", "made[piece % 2]", "made[0]", NUMBERS),
+    "one_set_of_registers": Defect("q4", "made[piece % MADE]", "made[0]", NUMBERS),
+    "sets_that_products_read": Defect(
+        "q4_steps_of_128", "made[piece % MADE]", "made[piece % (MADE - 1)]", NUMBERS
+    ),
     "no_fence_behind_numbers": Defect(
         "q4", "      products_begin();\n      #pragma", "      #pragma", "without products_begin"
     ),

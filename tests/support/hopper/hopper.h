@@ -211,9 +211,10 @@ void store_words(u32 at, u32 next, u32 first, u32 second) {
   u32 words[2] = {first, second};
   on_cpu::move_words(true, TOGETHER, {at, next}, words);
 }
-inline void products_of_before() {
+template <int LEFT>
+void products_of_before() {
   on_cpu::commit_products();
-  on_cpu::wait_for_products(1);
+  on_cpu::wait_for_products(LEFT);
 }
 
 // Written for each form

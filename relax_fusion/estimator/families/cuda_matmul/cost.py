@@ -26,6 +26,7 @@ from .tiles import (
     clusters_at_once,
     copies_residual,
     line_bytes,
+    sets_made,
     stored_lines,
 )
 
@@ -127,9 +128,11 @@ def scales(plan: CudaPlan, form: Packed) -> int:
 
 
 def registers(plan: CudaPlan, weights: int, form: Packed) -> int:
-    """Return the registers of a thread: sums, two sets of numbers, words, and scales twice."""
+    """Return the registers of a thread: sums, sets of numbers, words, and scales twice."""
     tall = weights * plan.tall // (PART * plan.groups_tall)
-    each = 2 * PIECE // 4 + PIECE * form.bits // 16 + 4 * ceil_div(scales(plan, form), 2)
+    each = (
+        sets_made(plan) * PIECE // 4 + PIECE * form.bits // 16 + 4 * ceil_div(scales(plan, form), 2)
+    )
     return accumulators(plan, weights) + tall * each + OTHERS[min(plan.multiplying, 3)]
 
 

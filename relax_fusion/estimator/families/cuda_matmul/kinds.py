@@ -175,12 +175,13 @@ class PackedKind(NamedTuple):
     sets: tuple[int, ...] = (1,)  # of warp groups, each with a part of k
 
 
-FEW, MANY = (*range(8, 65, 8),), (*range(80, 257, 16),)
+FEWEST, FEW, MANY = (*range(8, 33, 8),), (*range(8, 65, 8),), (*range(80, 257, 16),)
 PACKED_KINDS = (
     PackedKind(64, 1, (128, 256), FEW, (1, 2), sets=(1, 2, 3)),
     PackedKind(64, 1, (128, 256), FEW, (4, 8)),
     PackedKind(128, 2, (128, 256), FEW, (1, 2, 4, 8)),
     PackedKind(192, 3, (128,), FEW, (1, 2, 4)),
+    PackedKind(256, 2, (256,), FEWEST),
     PackedKind(128, 2, (64,), MANY, (1, 2)),
     PackedKind(128, 2, (64,), (96, 112, 128), cluster_m=2),
     PackedKind(192, 3, (64,), (*range(80, 177, 16),)),
@@ -190,7 +191,7 @@ PACKED_KINDS = (
     PackedKind(128, 1, (64,), (96, 112, 128), turns=2),
 )
 """Which plans are offered.  Timed for q4f16_1 alone (`2026-11-24-cuda_matmul-packed.log`,
-`-packed_sets.log`)."""
+`-packed_sets.log`, `2026-11-30-cuda_matmul-pipes.log`)."""
 
 
 @lru_cache(maxsize=16)

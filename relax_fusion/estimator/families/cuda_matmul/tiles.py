@@ -40,6 +40,9 @@ SLICES = LINE_BYTES // SLICE_BYTES
 PART = 64
 """An accumulator has 64 lines of the tall operand."""
 
+FEW_LINES = 32
+"""A warp group has few lines of the wide operand up to so many."""
+
 HALF_K = LINE_BYTES // 2
 """A line has so many elements of float16 or bfloat16."""
 
@@ -157,6 +160,15 @@ def stored_lines(result_bytes: int) -> int:
 def line_bytes(plan: CudaPlan, packed: Packed | None) -> int:
     """Return the bytes of one feature of a weight in a stage."""
     return plan.block_k * packed.bits // 8 if packed else LINE_BYTES
+
+
+def sets_made(plan: CudaPlan) -> int:
+    """Return how many sets of unpacked numbers a thread has, of which products read all but one.
+
+    Each has a group of scales.  Products of few rows come back later than the next set is made;
+    of many, more sets take up to 7 % longer (`2026-11-30-cuda_matmul-pipes.log`).
+    """
+    return 4 if plan.block_k > HALF_K and plan.wide // plan.groups_wide <= FEW_LINES else 2
 
 
 def stage_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> int:
