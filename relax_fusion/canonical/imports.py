@@ -83,7 +83,7 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     x, indices = call.args
     array, shape = _constant(rewriter, indices), shape_of(x)
     if array is None or shape is None or call.attrs.axis is None:
-        return _rolled(rewriter, call)
+        return rolled(rewriter, call)
     mode = call.attrs.mode
     if array.size and (mode == "wrap" or (mode == "clip" and array.min() < 0)):
         size = shape[int(call.attrs.axis) % len(shape)]
@@ -95,7 +95,7 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
             inside = relax.const(inside, str(array.dtype))
             return relax.op.take(x, inside, int(call.attrs.axis), mode)
     part = one_place(rewriter, call)
-    part = _rolled(rewriter, call) if part is None else part
+    part = rolled(rewriter, call) if part is None else part
     if part is not None:
         return part
     if not np.issubdtype(array.dtype, np.signedinteger) or not array.size:
@@ -138,48 +138,6 @@ def one_place(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     part = relax.op.strided_slice(call.args[0], [axis], [first], [first + 1], assume_inbound=True)
     return relax.op.reshape(rewriter.emit(part), shape)
-
-
-def _numbers(rewriter: Rewriter, expr: relax.Expr) -> np.ndarray | None:
-    """Return the whole numbers that a tensor of constants and counted numbers has."""
-    value = rewriter.definition(expr)
-    if "int" not in dtype_of(expr):
-        return None
-    if isinstance(value, GenericConst):
-        return value.value.numpy()
-    if rewriter.call(expr, "relax.arange") is not None:
-        static = all(isinstance(number, tirx.IntImm) for number in value.args)
-        return np.arange(*map(int, value.args), dtype=dtype_of(expr)) if static else None
-    if rewriter.call(expr, *named("arithmetic")) is None:
-        return None
-    operator = OPERATORS[value.op.name.removeprefix("relax.")].numpy
-    operands = [_numbers(rewriter, arg) for arg in value.args]
-    if operator is None or any(operand is None for operand in operands):
-        return None
-    made = np.asarray(operator(*operands))
-    return made if str(made.dtype) == dtype_of(expr) else None
-
-
-def _rolled(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Return rows by number as a slice, or as two that are joined, None if they are more runs."""
-    shape, places = shape_of(call.args[0]), _numbers(rewriter, call.args[1])
-    if shape is None or places is None or places.ndim != 1 or call.attrs.axis is None:
-        return None
-    axis = int(call.attrs.axis) % len(shape)
-    if not isinstance(shape[axis], tirx.IntImm) or not places.size:
-        return None
-    if places.min() < 0 or places.max() >= int(shape[axis]):
-        return None
-    runs = np.split(places, 1 + np.flatnonzero(np.diff(places) != 1))
-    if len(runs) > 2:
-        return None
-    parts = [
-        relax.op.strided_slice(
-            call.args[0], [axis], [int(run[0])], [int(run[-1]) + 1], assume_inbound=True
-        )
-        for run in runs
-    ]
-    return parts[0] if len(parts) == 1 else relax.op.concat([*map(rewriter.emit, parts)], axis)
 
 
 def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -235,3 +193,45 @@ IMPORTS: dict[str, Rule] = {
     "relax.tile": _repeated,
     "relax.repeat": _repeated,
 }
+
+
+def numbers(rewriter: Rewriter, expr: relax.Expr) -> np.ndarray | None:
+    """Return the whole numbers that a tensor of constants and counted numbers has."""
+    value = rewriter.definition(expr)
+    if "int" not in dtype_of(expr):
+        return None
+    if isinstance(value, GenericConst):
+        return value.value.numpy()
+    if rewriter.call(expr, "relax.arange") is not None:
+        static = all(isinstance(number, tirx.IntImm) for number in value.args)
+        return np.arange(*map(int, value.args), dtype=dtype_of(expr)) if static else None
+    if rewriter.call(expr, *named("arithmetic")) is None:
+        return None
+    operator = OPERATORS[value.op.name.removeprefix("relax.")].numpy
+    operands = [numbers(rewriter, arg) for arg in value.args]
+    if operator is None or any(operand is None for operand in operands):
+        return None
+    made = np.asarray(operator(*operands))
+    return made if str(made.dtype) == dtype_of(expr) else None
+
+
+def rolled(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Return rows by number as a slice, or as two that are joined, None if they are more runs."""
+    shape, places = shape_of(call.args[0]), numbers(rewriter, call.args[1])
+    if shape is None or places is None or places.ndim != 1 or call.attrs.axis is None:
+        return None
+    axis = int(call.attrs.axis) % len(shape)
+    if not isinstance(shape[axis], tirx.IntImm) or not places.size:
+        return None
+    if places.min() < 0 or places.max() >= int(shape[axis]):
+        return None
+    runs = np.split(places, 1 + np.flatnonzero(np.diff(places) != 1))
+    if len(runs) > 2:
+        return None
+    parts = [
+        relax.op.strided_slice(
+            call.args[0], [axis], [int(run[0])], [int(run[-1]) + 1], assume_inbound=True
+        )
+        for run in runs
+    ]
+    return parts[0] if len(parts) == 1 else relax.op.concat([*map(rewriter.emit, parts)], axis)

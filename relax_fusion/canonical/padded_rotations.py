@@ -10,9 +10,8 @@ from ..matching.movements import cut_of
 from ..matching.rotation import Rotation, rotation_at
 from ..matching.shapes import dtype_of, is_one, permutation, same_shape, shape_of
 from ..transforms.modules import module_pass
-from .reordered_scores import scores_of_neighbours
+from .reordered_scores import rotated, scores_of_neighbours
 from .rewriter import Rewriter, Rule, canonicalise
-from .rotations import rotated
 
 
 @module_pass

@@ -6,7 +6,7 @@ from tvm import ir, relax
 
 from ..matching.pattern import BlockView, is_call
 from ..matching.shapes import shape_of
-from ..transforms.fuse_dequantize import ReaderFuser
+from ..transforms.fuse_dequantize import Fuser
 from ..transforms.modules import module_pass
 
 
@@ -27,7 +27,7 @@ class FuseTransposeMatmul:
 
     def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; transposes that are left without a reader are dropped."""
-        return ReaderFuser(mod, _transpose, "NT_matmul").module()
+        return Fuser(mod, _transpose, "NT_matmul").module()
 
 
 def _transpose(view: BlockView, binding: relax.Binding) -> tuple[relax.Var, ...]:

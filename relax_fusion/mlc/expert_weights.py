@@ -1,72 +1,19 @@
-"""Products by MLC-LLM's functions of experts: of weights as they are, or of words and scales."""
+"""How MLC-LLM's functions of experts read weights: as they are, or decoded of words and scales."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from tvm import relax, te, tirx
+from tvm import te, tirx
 
 from ..compute.packed import unpacked
 from ..errors import GraphError
 from ..matching.expressions import found_in, int64, is_if_then_else, is_number, loads_of, substitute
 from ..matching.packed_formula import Formula, formula_of
-from ..matching.pattern import BlockView
-from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..matching.stages import read_stages
 from ..tvm_ir import Analyzer, TensorLoad, structural_equal
-from ..workload import DynamicDim, ExpertMatmul, Packed
+from ..workload import Packed
 
 
-def dims(expr: relax.Expr) -> list[Any]:
-    """Return the sizes of a tensor, none if they are not known."""
-    return shape_of(expr) or []
-
-
-@dataclass(frozen=True)
-class Product:
-    """Rows by the weights of experts."""
-
-    rows: relax.Expr
-    """``[pairs, k]``, or the one row of a single token."""
-    weights: Sequence[relax.Expr]
-    """Those of all experts, or words and scales."""
-    ids: relax.Expr
-    """``[tokens, chosen]``"""
-    form: Packed | None
-    sizes: tuple[int, int, int]
-    """Experts, columns and k."""
-
-    @staticmethod
-    def of(view: BlockView, var: relax.Var, ids: relax.Expr) -> Product | None:
-        """Return the product of one of MLC-LLM's functions, if its weights are of a known form."""
-        call = view.defs[var]
-        func = view.mod[call.args[0]]
-        rows, *weights, _ = call.args[1].fields
-        stored = dims(weights[0])
-        known = (*stored[:1], *dims(var)[-1:], *dims(rows)[-1:])
-        static = all(isinstance(size, tirx.IntImm) for size in (*known, *stored))
-        if not static or len(known) != 3 or len(stored) != 3:
-            return None
-        experts, n, k = map(int, known)
-        sizes = experts, n, k
-        if len(weights) == 1:
-            alike = same_shape(stored, sizes) and dtype_of(weights[0]) == dtype_of(rows)
-            plain = alike and _is_read_plainly(func)
-            return Product(rows, weights, ids, None, sizes) if plain else None
-        form = _read_format(func, sizes) if len(weights) == 2 else None
-        return Product(rows, weights, ids, form, sizes) if form is not None else None
-
-    def work(self) -> ExpertMatmul:
-        """Describe the product for any number of rows."""
-        experts, n, k = self.sizes
-        chosen, dtype = int(dims(self.ids)[-1]), dtype_of(self.rows)
-        rows = DynamicDim("rows")
-        return ExpertMatmul(rows, experts, chosen, k, n, "nk", dtype, dtype, packed=self.form)
-
-
-def _read_format(func: tirx.PrimFunc, shape: tuple[int, int, int]) -> Packed | None:
+def read_format(func: tirx.PrimFunc, shape: tuple[int, int, int]) -> Packed | None:
     """Return the format of weights ``[experts, n, k]`` that a function decodes, if it is known.
 
     The second parameter has words ``[experts, n, words]``, the third scales
@@ -97,7 +44,7 @@ def _read_format(func: tirx.PrimFunc, shape: tuple[int, int, int]) -> Packed | N
     )
 
 
-def _is_read_plainly(func: tirx.PrimFunc) -> bool:
+def is_read_plainly(func: tirx.PrimFunc) -> bool:
     """Tell whether a function reads its second parameter, the weights, in one place, as it is."""
     return len([load for load in loads_of(func.body) if _of(load, func.params[1])]) == 1
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..estimator.families.experts import FAMILY
 from ..estimator.registry import candidates
@@ -22,7 +23,8 @@ from ..matching.pattern import BlockView, is_call
 from ..matching.shapes import dtype_of, product, same_shape, shape_of
 from ..options import PipelineOptions
 from ..transforms.modules import module_pass, rewritten
-from .expert_weights import Product, adds_pairs, decoded, dims
+from ..workload import DynamicDim, ExpertMatmul, Packed
+from .expert_weights import adds_pairs, decoded, is_read_plainly, read_format
 
 GROUPS = ("group_gemm", "dequantize_group_gemm")
 SINGLE = ("moe_gemv", "moe_dequantize_gemv")
@@ -73,6 +75,10 @@ class ReadExperts:
         return relax.transform.DeadCodeElimination()(rewritten(mod, _Rewrite(mod, self.options)))
 
 
+def _dims(expr: relax.Expr) -> list[Any]:
+    return shape_of(expr) or []
+
+
 def _base(gvar: ir.GlobalVar) -> str:
     return str(gvar.name_hint).rstrip("0123456789")
 
@@ -113,7 +119,7 @@ class _Layer:
 
     def _follow(self, order: Sequence[relax.Var], back: Sequence[relax.Var]) -> bool:
         """Find what is in the order of experts; False if that is read by what minds."""
-        view, tokens = self.view, dims(self.ids)[:1]
+        view, tokens = self.view, _dims(self.ids)[:1]
         for var in (user for place in order for user in view.uses(place)):
             take = view.call(var, "relax.take")
             shape = shape_of(take.args[0]) if take is not None else None
@@ -171,6 +177,48 @@ def _counts(view: BlockView, cumsum: relax.Expr, ids: relax.Expr) -> bool:
     return inclusive and bool(given) and given[0].same_as(ids)
 
 
+@dataclass(frozen=True)
+class _Product:
+    """Rows by the weights of experts."""
+
+    rows: relax.Expr
+    """``[pairs, k]``, or the one row of a single token."""
+    weights: Sequence[relax.Expr]
+    """Those of all experts, or words and scales."""
+    ids: relax.Expr
+    """``[tokens, chosen]``"""
+    form: Packed | None
+    sizes: tuple[int, int, int]
+    """Experts, columns and k."""
+
+    @staticmethod
+    def of(view: BlockView, var: relax.Var, ids: relax.Expr) -> _Product | None:
+        """Return the product of one of MLC-LLM's functions, if its weights are of a known form."""
+        call = view.defs[var]
+        func = view.mod[call.args[0]]
+        rows, *weights, _ = call.args[1].fields
+        stored = _dims(weights[0])
+        known = (*stored[:1], *_dims(var)[-1:], *_dims(rows)[-1:])
+        static = all(isinstance(size, tirx.IntImm) for size in (*known, *stored))
+        if not static or len(known) != 3 or len(stored) != 3:
+            return None
+        experts, n, k = map(int, known)
+        sizes = experts, n, k
+        if len(weights) == 1:
+            alike = same_shape(stored, sizes) and dtype_of(weights[0]) == dtype_of(rows)
+            plain = alike and is_read_plainly(func)
+            return _Product(rows, weights, ids, None, sizes) if plain else None
+        form = read_format(func, sizes) if len(weights) == 2 else None
+        return _Product(rows, weights, ids, form, sizes) if form is not None else None
+
+    def work(self) -> ExpertMatmul:
+        """Describe the product for any number of rows."""
+        experts, n, k = self.sizes
+        chosen, dtype = int(_dims(self.ids)[-1]), dtype_of(self.rows)
+        rows = DynamicDim("rows")
+        return ExpertMatmul(rows, experts, chosen, k, n, "nk", dtype, dtype, packed=self.form)
+
+
 @relax.expr_functor.mutator
 class _Rewrite(relax.PyExprMutator):
     """Puts operators in the places of MLC-LLM's functions."""
@@ -201,7 +249,7 @@ class _Rewrite(relax.PyExprMutator):
             if ids is None or (single and view.escapes(var)):
                 continue
             places = layer.products if layer is not None else [var]
-            products = [Product.of(view, place, ids) for place in places]
+            products = [_Product.of(view, place, ids) for place in places]
             ours = [made for made in products if made is not None and self._is_ours(made)]
             if not ours or len(ours) < len(products):
                 continue
@@ -219,7 +267,7 @@ class _Rewrite(relax.PyExprMutator):
             if len(pairs) == 1 and adds_pairs(view.mod[view.defs[var].args[0]]):
                 yield var, partial(self._sum, pairs[0])
 
-    def _is_ours(self, made: Product) -> bool:
+    def _is_ours(self, made: _Product) -> bool:
         """Tell whether a device has kernels for a product: of GPUs, on tensor cores."""
         if not is_gpu(self.options.target):
             return True
@@ -228,19 +276,19 @@ class _Rewrite(relax.PyExprMutator):
 
     def _spread(self, x: relax.Expr, ids: relax.Expr) -> relax.Expr:
         """Return the row of each pair's token, ``[tokens * chosen, k]``."""
-        tokens, chosen = dims(ids)
-        k = dims(x)[-1]
+        tokens, chosen = _dims(ids)
+        k = _dims(x)[-1]
         wide = relax.op.expand_dims(self.visit_expr(x), 1)
         wide = self.builder_.emit(relax.op.broadcast_to(wide, [tokens, chosen, k]))
         return relax.op.reshape(wide, [tokens * chosen, k])
 
-    def _multiplied(self, made: Product) -> relax.Expr:
+    def _multiplied(self, made: _Product) -> relax.Expr:
         """Multiply the row of each pair by the weight of its expert."""
         emit, (experts, n, k) = self.builder_.emit, made.sizes
-        pairs = product(dims(made.ids))
+        pairs = product(_dims(made.ids))
         weights = [self.visit_expr(weight) for weight in made.weights]
         if made.form is not None:
-            rows = [(experts * n, dims(weight)[-1]) for weight in weights]
+            rows = [(experts * n, _dims(weight)[-1]) for weight in weights]
             flat = [emit(relax.op.reshape(w, s)) for w, s in zip(weights, rows, strict=True)]
             how = partial(decoded, made.form, dtype_of(made.rows), k)
             whole = self.builder_.emit_te(how, *flat, primfunc_name_hint="dequantize")
@@ -269,7 +317,7 @@ class _Rewrite(relax.PyExprMutator):
             softmax = "softmax" in call.args[0].name_hint
             if softmax and dtype != "float32":
                 best = self.builder_.emit(relax.op.astype(best, "float32"))
-            k = int(dims(ids)[-1])
+            k = int(_dims(ids)[-1])
             best = relax.op.topk(best, k, axis=-1, ret_type="both", largest=True, dtype="int32")
             best = self.builder_.emit(best)
             share, number = (self.builder_.emit(relax.TupleGetItem(best, n)) for n in range(2))

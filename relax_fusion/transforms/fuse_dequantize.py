@@ -59,14 +59,14 @@ class FuseDequantize:
 
     def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
         """Rewrite every function; weights that are left without a reader are dropped."""
-        return ReaderFuser(mod, _decoding).module()
+        return Fuser(mod, _decoding).module()
 
 
 Steps = Callable[[BlockView, relax.Binding], tuple[relax.Var, ...]]
 """Returns the bindings that a reader does by itself; none if there are none."""
 
 
-class ReaderFuser:
+class Fuser:
     """Fuses readers with the steps behind what they read.
 
     `kernels`: those of the module so far, each with the group that it was made of.

@@ -27,17 +27,19 @@ from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
 from ..matching.pattern import calls_kernel
 from ..transforms.fixed_arguments import Fixed
-from ..transforms.modules import module_pass, with_functions
+from ..transforms.modules import module_pass
 from ..transforms.running import making
 from ..workload import Attention, Chain, DynamicDim, ExpertMatmul, Workload
 from .attention import attention_cases, empty_cases
 from .attention_call import Appended, Case
 from .compile import Made, try_kernels
 from .contraction import contraction_steps
-from .experts import expert_steps
+from .expert_order import PLACE_OF_IDS, ExpertSort, expert_sorts
+from .experts import ExpertOrder, expert_steps
 from .generated.launch import generated_steps
 from .launches import NOTHING_FIXED, AnyStep, FixedWeights, SourceStep, Step
 from .operands import named_operands
+from .rewriter import Rewriter
 from .specialize import specialize
 
 
@@ -47,7 +49,8 @@ class Fused:
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
     are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes, `appended`
-    what an attention appends to its caches, which are inputs and outputs then.
+    what an attention appends to its caches, which are inputs and outputs then.  `sort` is how the
+    pairs of a product by experts are sorted, and `order` what comes of it.
     """
 
     func: tirx.PrimFunc
@@ -59,6 +62,8 @@ class Fused:
     others: Others | None
     fixed: Fixed | None
     appended: Appended | None
+    sort: ExpertSort | None
+    order: ExpertOrder | None
 
     @property
     def operands(self) -> list[ir.Expr]:
@@ -117,11 +122,13 @@ class Fused:
         if isinstance(self.work, Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
-        told = self.inputs, most, dev, workspaces, self._weights()
+        read = most, dev, workspaces, self._weights()
         if isinstance(self.work, ExpertMatmul):
             assert isinstance(plan, ExpertPlan), plan
-            return [(True, [*expert_steps(self.work, plan, *told)])]
-        return [(True, contraction_steps(self.work, plan, *told))]
+            order = self.order._asdict() if self.order is not None else {}
+            named = {**named_operands(self.work, self.inputs), **order}
+            return [(True, [*expert_steps(self.work, plan, named, *read)])]
+        return [(True, contraction_steps(self.work, plan, self.inputs, *read))]
 
     def _weights(self) -> FixedWeights:
         """Return which inputs may be read before the kernel in front has ended."""
@@ -173,13 +180,15 @@ class EmitTritonKernels:
         if not fused:
             return mod
         _check_calls(mod, fused)
-        made = self._make(fused)
-        return _Rewriter(mod, fused, made).run()
+        asked = {gvar: each.sort for gvar, each in fused.items() if each.sort is not None}
+        sorts = expert_sorts(mod, asked)
+        made = self._make({**fused, **{sort: sort for _, sort in sorts.values()}})
+        return Rewriter(mod, fused, sorts, made).run()
 
-    def _make(self, fused: dict[ir.GlobalVar, Fused]) -> dict[ir.GlobalVar, ExternFunc]:
+    def _make(self, fused: Mapping[Any, Fused | ExpertSort]) -> dict[Any, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        cases: dict[ir.GlobalVar, list[Case]] = {}
+        cases: dict[Any, list[Case]] = {}
         for gvar, found in fused.items():
             with making(found.func):
                 cases[gvar] = found.cases(dev)
@@ -257,8 +266,12 @@ def fused_of(func: tirx.PrimFunc) -> Fused | None:
         of = named_operands(work, inputs[: len(graph.inputs)])
         outputs += [of[name].ty for name in ("k", "v")]
         params = [*params[: len(graph.inputs)], *params[-count:]]
-    dims = dims_of(graph, params)
-    return Fused(func, work, plans, inputs, outputs, dims, others, Fixed.of(func), appended)
+    told = dims_of(graph, params), others, Fixed.of(func), appended
+    if not isinstance(work, ExpertMatmul):
+        return Fused(func, work, plans, inputs, outputs, *told, None, None)
+    sort = ExpertSort.of(work, plans, inputs[PLACE_OF_IDS], func)
+    order = sort.result if sort is not None else None
+    return Fused(func, work, plans, inputs, outputs, *told, sort, order)
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -270,55 +283,3 @@ def _both(first: Any, second: Any) -> Any:
 
 def _tensor(param: ir.Var) -> relax.TensorType:
     return relax.TensorType(list(param.ty.shape), str(param.ty.dtype))
-
-
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    """Puts the new functions and calls in place of the old."""
-
-    def __init__(
-        self,
-        mod: ir.IRModule,
-        fused: dict[ir.GlobalVar, Fused],
-        made: dict[ir.GlobalVar, ExternFunc],
-    ):
-        kept = with_functions(mod, {}, without=made)
-        super().__init__(kept)
-        self.kept, self.fused, self.made = kept, fused, made
-        # Functions of other signatures, so other variables, under the same names
-        self.launchers = {
-            gvar: self.builder_.add_func(extern.func, gvar.name_hint)
-            for gvar, extern in made.items()
-        }
-
-    def run(self) -> ir.IRModule:
-        """Return the module with every function visited."""
-        for gvar, func in self.kept.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gvar, self.visit_expr(func))
-        return self.builder_.get()
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        """Rewrite the calls of the functions that were replaced."""
-        call = super().visit_call_(call)
-        if not calls_kernel(call) or call.args[0] not in self.made:
-            return call
-        gvar = call.args[0]
-        inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)
-        dims = _symbols(inputs, args)
-        tensors = dict(zip(inputs, args, strict=True))
-        out = call.ty_args[0]
-        place = (out.fields[0] if isinstance(out, ir.TupleType) else out).vdevice
-        return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims, place)
-
-
-def _symbols(params: Sequence[ir.Expr], args: Sequence[relax.Expr]) -> dict[ir.Var, ir.Expr]:
-    """Return the value, at a call, of every symbolic dim of the parameters."""
-    found: dict[ir.Var, ir.Expr] = {}
-    for param, arg in zip(params, args, strict=True):
-        if is_number(param):
-            found[param] = arg
-            continue
-        sizes = zip(param.ty.shape.values, arg.ty.shape.values, strict=True)
-        found |= {dim: size for dim, size in sizes if isinstance(dim, ir.Var)}
-    return found

@@ -1,17 +1,18 @@
 """Which launches compute a matmul by experts under a plan.
 
 A plan of the family "expert_pairs" computes one pair of token and expert after the other.  One of
-"expert_tiles" has a launch in front that sorts the pairs by their experts, and one behind where the
-results of a token's pairs are added.
+"expert_tiles" reads pairs in the order of their experts, which a launch in front has found for all
+products by the same choice (`order_step`), and has one behind where the results of a token's pairs
+are added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from ..errors import LoweringError
 from ..estimator.families.triton_experts import PAIRS, TILES, ExpertPlan
@@ -20,17 +21,15 @@ from ..launch.arguments import TensorMap, Workspace
 from ..workload import DynamicDim, ExpertMatmul
 from ..workload.formats import EXPONENT
 from .kernel import KernelOptions
-from .kernels.expert_order import TILE_FIELDS, expert_order
+from .kernels.expert_order import expert_order
 from .kernels.expert_pairs import expert_pairs
 from .kernels.expert_sum import expert_sum
 from .kernels.expert_tiles import expert_tiles
 from .kernels.experts import ExpertForm, ExpertTensors, ExpertTile
-from .launches import FEW_ROWS, GROUP_M, NOTHING_FIXED, FixedWeights, Step, fewer
-from .operands import named_operands
+from .launches import GROUP_M, NOTHING_FIXED, FixedWeights, Step, ceil_div, fewer
 
-ORDER_BLOCK, ORDER_WARPS = 1024, 4
-"""Pairs that a program of `expert_order` looks at together, and its warps; of many pairs, four
-times as many and twice."""
+ORDER_CHUNK, ORDER_BLOCK = 256, 4096
+"""The most pairs of a program of `expert_order`, and the most that it counts together."""
 
 SUM_COLUMNS = 1024
 """Columns of a program of `expert_sum`."""
@@ -39,10 +38,39 @@ SWAP_ROWS = 64
 """With fewer rows, the weight is the left operand of the tensor cores, whose least height is 64."""
 
 
+class ExpertOrder(NamedTuple):
+    """What `expert_order` finds, as arguments of kernels."""
+
+    order: Any
+    """The pairs, those of the first expert first: int32 ``[pairs]``."""
+    begins: Any
+    """The place of the first pair of each expert, and their number: int32 ``[experts + 1]``."""
+
+
+def order_step(
+    ids: Any, found: ExpertOrder, experts: int, most_pairs: int | None, dependent: bool
+) -> Step:
+    """Return the launch that sorts pairs by their experts.
+
+    `ids` is ``[tokens, chosen]``; of pairs there are `most_pairs` at most, if that is known.
+    `dependent`: whether the launch may overlap the end of the one before it.
+    """
+    tokens, chosen = ids.ty.shape.values
+    pairs = tokens * chosen
+    pairs = int(pairs) if isinstance(pairs, tirx.IntImm) else pairs
+    held = ORDER_BLOCK if most_pairs is None else max(32, 1 << (most_pairs - 1).bit_length())
+    chunk, block = min(ORDER_CHUNK, held), min(ORDER_BLOCK, held)
+    given = {"ids_ptr": ids, "order_ptr": found.order, "begins_ptr": found.begins}
+    given["pairs"] = as_int32(pairs)
+    constants = {"EXPERTS": experts, "CHUNK": chunk, "BLOCK": block, "PDL": dependent}
+    options = KernelOptions(num_warps=8, num_stages=1, dependent_launch=dependent)
+    return Step(expert_order, (ceil_div(pairs, chunk),), given, constants, options)
+
+
 def expert_steps(
     work: ExpertMatmul,
     plan: ExpertPlan,
-    inputs: Sequence[ir.Expr],
+    given: Mapping[str, Any],
     most_rows: int | None,
     dev: DeviceSpec,
     workspaces: dict[str, Workspace],
@@ -50,22 +78,21 @@ def expert_steps(
 ) -> list[Step]:
     """Return the launches that compute `work`, in order.
 
-    `inputs` are in the order of ``work.graph``, and `fixed` tells which of them may be read early;
-    the plan serves up to `most_rows` rows.  `workspaces` gets the workspaces, for the plans of
-    other ranges to use the same.
+    `given` has the operands of ``work.graph``, and those of `ExpertOrder` for "expert_tiles";
+    `fixed` tells which of them may be read early.  The plan serves up to `most_rows` rows.
+    `workspaces` gets the workspaces, for the plans of other ranges to use the same.
     """
-    given = named_operands(work, inputs)
     names = {"w": "w0", "bias": "bias0", "out": "out0", "scale": "w0_scale"}
     tensors = {n: given.get(names.get(n, n)) for n in ExpertTensors._fields}
     rows = given["x"].ty.shape.values[0]
     rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
-    few = most_rows is not None and most_rows <= FEW_ROWS
-    dependent = dev.capabilities.dependent_launch and few
+    dependent = dev.capabilities.dependent_launch
     weights = [w for w in (tensors["w"], tensors["scale"]) if w is not None]
     early = dependent and not fixed.leads and _among(weights, fixed.inputs)
     early = early and _among([tensors["ids"]], fixed.settled)
+    order = ExpertOrder(given["order"], given["begins"]) if "order" in given else None
     of = _form(work), ExpertTensors(**tensors), rows, work.out_dtype
-    return ExpertCall(*of, dependent, early).steps(plan, workspaces, most_rows)
+    return ExpertCall(*of, dependent, early, order).steps(plan, workspaces, most_rows)
 
 
 def _among(some: Sequence[Any], every: Sequence[Any]) -> bool:
@@ -105,6 +132,7 @@ class ExpertCall:
     out_dtype: str  # a dtype of TVM
     dependent: bool  # whether launches may overlap the end of the one before them
     early: bool = False  # whether weights and numbers of experts may be read by then
+    order: ExpertOrder | None = None  # what "expert_tiles" reads
 
     def steps(
         self, plan: ExpertPlan, workspaces: dict[str, Workspace], most: int | None
@@ -146,7 +174,8 @@ class ExpertCall:
     def _tiles(
         self, plan: ExpertPlan, workspaces: dict[str, Workspace], most: int | None
     ) -> list[Step]:
-        form, block_m = self.form, plan.block_m
+        form, block_m, order = self.form, plan.block_m, self.order
+        assert order is not None, plan
         pairs = self._pairs_count
         held = fewer(self.tokens, most) * form.chosen
         tiles = most_tiles(pairs, form.experts, block_m)
@@ -154,28 +183,14 @@ class ExpertCall:
         def room(name: str, shape: tuple[Any, ...], dtype: str) -> Workspace:
             return workspaces.setdefault(f"{name} {shape} {dtype}", Workspace(shape, dtype))
 
-        order = room("order", (held,), "int32")
-        fields = most_tiles(held, form.experts, block_m) * TILE_FIELDS.value
-        table = room("tiles", (fields,), "int32")
-        big = 4 if most is None or most * form.chosen > 4 * ORDER_BLOCK else 1
-        constants = {
-            "EXPERTS": form.experts,
-            "BLOCK_M": block_m,
-            "BLOCK": ORDER_BLOCK * big,
-            "PDL": self.dependent,
-        }
-        given = {"ids_ptr": self.tensors.ids, "order_ptr": order, "tiles_ptr": table}
-        given["pairs"] = as_int32(pairs)
-        warps = ORDER_WARPS * (2 if big > 1 else 1)
-        sorted_ = Step(expert_order, (form.experts,), given, constants, self._options(warps))
         added = self.tensors.share is not None
         parts = room("parts", (held, form.n), self.out_dtype) if added else self.tensors.out
         swap = block_m < SWAP_ROWS
         tile = self._tile(plan, block_m=block_m, swap=swap, group_m=GROUP_M)
         given = {
             "p": self.tensors._replace(residual=None, ids=None, out=parts),
-            "order_ptr": order,
-            "tiles_ptr": table,
+            "order_ptr": order.order,
+            "begins_ptr": order.begins,
             "tiles": as_int32(tiles),
         }
         if plan.tensor_map:
@@ -184,7 +199,7 @@ class ExpertCall:
         options = self._options(plan.num_warps, plan.num_stages)
         grid = (tiles * self._columns(plan),)
         product = Step(expert_tiles, grid, given, {"F": form, "C": tile}, options)
-        return [sorted_, product, *([self._sum(parts)] if added else [])]
+        return [product, *([self._sum(parts)] if added else [])]
 
     def _sum(self, parts: Any) -> Step:
         n = self.form.n

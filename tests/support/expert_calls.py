@@ -13,10 +13,11 @@ from relax_fusion.launch.arguments import OUT
 from relax_fusion.quantization import MXFP4
 from relax_fusion.triton_bridge.experts import ExpertCall
 from relax_fusion.triton_bridge.kernels.experts import ExpertForm, ExpertTensors
+from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.workload import DynamicDim, ExpertMatmul, Gate, Packed
 
 from .interpreted import Interpreter
-from .launches import Values, launch_of
+from .launches import Values, launch_of, sorted_pairs
 
 PAIRS = ExpertPlan(1, 16, 32, num_stages=1, num_warps=4, unroll=2, family="expert_pairs")
 TILES = ExpertPlan(16, 64, 32, num_stages=2, num_warps=4, family="expert_tiles")
@@ -114,9 +115,16 @@ class ExpertCase:
         tensors = {n: a.astype("float64") for n, a in given.items()} | {"out": np.full(shape, 77.0)}
         dtypes = {n: self.ids_dtype if n == "ids" else self.dtype for n in tensors}
         names = {name: name for name in tensors}
-        steps = call.steps(plan, {}, None)
+        steps = steps_of(call, plan, None)
         launches = [launch_of(s, values, tensors, dtypes, names, ["out"]) for s in steps]
         return np.asarray(interpreter(tensors, dtypes, launches)["out"])
+
+
+def steps_of(call: ExpertCall, plan: ExpertPlan, most: int | None) -> list[Step]:
+    """Return the launches of a plan, that which sorts pairs among them."""
+    ids, experts = call.tensors.ids, call.form.experts
+    order, steps = sorted_pairs(plan, ids, experts, most, call.dependent)
+    return [*steps, *replace(call, order=order).steps(plan, {}, most)]
 
 
 GPT_OSS = {"sharpness": 1.702, "gate_bounds": (-9e9, 7.0), "up_bounds": (-7.0, 7.0), "offset": 1.0}

@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 from relax_fusion.compute.reference import dims_of, reference_prim_func
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import padded
-from relax_fusion.estimator.families.triton_experts import ExpertPlan
+from relax_fusion.estimator.families.triton_experts import TILES, ExpertPlan
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.launch.arguments import (
@@ -28,9 +28,10 @@ from relax_fusion.launch.arguments import (
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
-from relax_fusion.triton_bridge.experts import expert_steps
+from relax_fusion.triton_bridge.experts import ExpertOrder, expert_steps, order_step
 from relax_fusion.triton_bridge.generated.launch import generated_steps
 from relax_fusion.triton_bridge.launches import Step
+from relax_fusion.triton_bridge.operands import named_operands
 from relax_fusion.workload import Attention, Workload
 from relax_fusion.workload.reference import sizes_of
 
@@ -69,11 +70,26 @@ def launch_cases(
     if isinstance(work, Attention):
         return attention_cases(work, plan, params, most, dev, {})
     if isinstance(plan, ExpertPlan):
-        return [(True, [*expert_steps(work, plan, params, most, dev, {})])]
+        given, dependent = named_operands(work, params), dev.capabilities.dependent_launch
+        order, steps = sorted_pairs(plan, given["ids"], work.experts, most, dependent)
+        given |= order._asdict()
+        return [(True, [*steps, *expert_steps(work, plan, given, most, dev, {})])]
     if isinstance(plan, GeneratedPlan):
         dims = dims_of(work.graph, reference_prim_func(work.graph).params)
         return [(True, generated_steps(work, plan, params, dims, {}, dev))]
     return [(True, contraction_steps(work, plan, params, most, dev, {}))]
+
+
+def sorted_pairs(
+    plan: ExpertPlan, ids: Any, experts: int, most: int | None, dependent: bool
+) -> tuple[ExpertOrder, list[Step]]:
+    """Return what a plan reads the order of pairs from, and the launch that finds it, if any."""
+    tokens, chosen = ids.ty.shape.values
+    sizes = (tokens * chosen,), (experts + 1,)
+    order = ExpertOrder(*(Workspace(size, "int32") for size in sizes))
+    pairs = None if most is None else most * int(chosen)
+    step = order_step(ids, order, experts, pairs, dependent)
+    return order, [step] if plan.family == TILES else []
 
 
 class Values:

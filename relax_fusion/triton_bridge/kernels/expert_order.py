@@ -1,14 +1,17 @@
-"""Pairs of token and expert in the order of their experts, and tiles of pairs of one expert.
+"""Pairs of token and expert in the order of their experts, and where those of each begin.
 
 Everything that depends on the choice of experts is found here, on the device, so that launches and
-their grids depend on the number of tokens alone.
+their grids depend on the number of tokens alone.  All products by the same choice read the result.
 
-Regime: latency, and from some 10000 pairs on the bytes that all programs get from L2.
+Regime: latency.
 
-Shape: a program finds the pairs of one expert.  It counts them and those of the experts in front,
-then goes through the pairs once more and writes the places of its own, in rising order, so that the
-result is always the same.  It has a run of tiles of its own that begins at ``begin // BLOCK_M +
-expert``: up to there, experts in front can have no more tiles.  So none counts the pairs of each.
+Shape: a program writes the places of `CHUNK` pairs.  It counts the pairs of every expert, those in
+front of its own apart, so that all programs know where each expert begins, and none waits for
+another.  Of two pairs of an expert the first comes first: the result is always the same.
+
+The pairs of an expert are tiles of ``BLOCK_M``, the last of which may have fewer.  They are a run
+that begins at tile ``begin // BLOCK_M + expert``: up to there, experts in front can have no more
+tiles.  So no table of tiles is written, and tiles of any height are found by the same numbers.
 """
 
 from __future__ import annotations
@@ -19,29 +22,37 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .experts import expert_at
 
-TILE_FIELDS = tl.constexpr(3)
-"""Of each tile: its expert, its first pair, and where the pairs of the expert end."""
+STEP = tl.constexpr(32)
+"""Pairs that all of a program are compared with together."""
+
+
+@triton.constexpr_function
+def bins_of(experts):
+    """Return how many counters a histogram of experts has: a power of two, one a lane at least."""
+    return max(32, triton.next_power_of_2(experts))
 
 
 @triton.jit
-def pairs_before(ids_ptr, pairs, expert, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return how many pairs have an expert in front, and how many have this one or one in front."""
-    before = tl.zeros([BLOCK], tl.int32)
-    until = tl.zeros([BLOCK], tl.int32)
+def count_pairs(ids_ptr, pairs, first, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return int32 numbers ``[experts]`` of pairs, of all and of those in front of `first`."""
+    BINS: tl.constexpr = bins_of(EXPERTS)
+    every = tl.zeros([BINS], tl.int32)
+    before = tl.zeros([BINS], tl.int32)
     for start in range(0, pairs, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        found = tl.where(index < pairs, expert_at(ids_ptr, index, index < pairs, EXPERTS), EXPERTS)
-        before += (found < expert).to(tl.int32)
-        until += (found <= expert).to(tl.int32)
-    return tl.sum(before, axis=0), tl.sum(until, axis=0)
+        experts = expert_at(ids_ptr, index, index < pairs, EXPERTS)
+        every += tl.histogram(experts, BINS, mask=index < pairs)
+        if start < first:
+            before += tl.histogram(experts, BINS, mask=index < first)
+    return every, before
 
 
 @triton.jit
 def expert_order(
-    ids_ptr, order_ptr, tiles_ptr, pairs,
-    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    ids_ptr, order_ptr, begins_ptr, pairs,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Find the pairs of one expert.  Grid: ``(experts,)``.
+    """Find the places of some pairs.  Grid: ``(ceil(pairs / CHUNK),)``.
 
     Parameters
     ----------
@@ -49,33 +60,48 @@ def expert_order(
         Expert of each pair, of any integers.
     order_ptr : int32 [pairs]
         Gets the pairs, those of the first expert first.
-    tiles_ptr : int32 [pairs // BLOCK_M + EXPERTS, 3]
-        Gets of each tile its expert, its first place in `order_ptr`, and where the expert's places
-        end.  Of a tile without pairs that is no more than the first place.
+    begins_ptr : int32 [EXPERTS + 1]
+        Gets the place in `order_ptr` of the first pair of each expert, and behind them `pairs`.
     pairs : int32
-    BLOCK_M : int
-        Pairs of a tile; the last one of an expert may have fewer.
+    CHUNK : int
+        Pairs of a program.
     BLOCK : int
-        Pairs that are looked at together.
+        Pairs that are counted together.
     PDL : bool
         Whether it is launched while the kernel in front may still run.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    expert = tl.program_id(0)
-    begin, end = pairs_before(ids_ptr, pairs, expert, EXPERTS, BLOCK)
-    first, last = begin // BLOCK_M + expert, end // BLOCK_M + expert + 1
-    for start in range(0, last - first, BLOCK):
-        tile = start + tl.arange(0, BLOCK)
-        ptrs = tiles_ptr + (first + tile) * TILE_FIELDS
-        tl.store(ptrs, tl.broadcast_to(expert, [BLOCK]), mask=tile < last - first)
-        tl.store(ptrs + 1, begin + tile * BLOCK_M, mask=tile < last - first)
-        tl.store(ptrs + 2, tl.broadcast_to(end, [BLOCK]), mask=tile < last - first)
-    place = begin - 1
-    for start in range(0, pairs, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        chosen = expert_at(ids_ptr, index, index < pairs, EXPERTS) == expert
-        here = (chosen & (index < pairs)).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(here, axis=0), index, mask=here > 0)
-        place += tl.sum(here, axis=0)
+    first = tl.program_id(0) * CHUNK
+    every, before = count_pairs(ids_ptr, pairs, first, EXPERTS, BLOCK)
+    begins = tl.cumsum(every, axis=0) - every
+    if first == 0:
+        each = tl.arange(0, bins_of(EXPERTS))
+        tl.store(begins_ptr + each, begins, mask=each < EXPERTS)
+        tl.store(begins_ptr + EXPERTS, pairs)
+    own = tl.arange(0, CHUNK)
+    mine = expert_at(ids_ptr, first + own, first + own < pairs, EXPERTS)
+    in_front = tl.zeros([CHUNK, STEP], tl.int32)
+    for start in tl.static_range(0, CHUNK, STEP):
+        other = start + tl.arange(0, STEP)
+        theirs = expert_at(ids_ptr, first + other, first + other < pairs, EXPERTS)
+        same = theirs[None, :] == mine[:, None]
+        in_front += (same & (other[None, :] < own[:, None])).to(tl.int32)
+    place = tl.gather(begins + before, mine, axis=0) + tl.sum(in_front, axis=1)
+    tl.store(order_ptr + place, first + own, mask=first + own < pairs)
+
+
+@triton.jit
+def tile_of_expert(begins_ptr, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the expert of a tile, its first place in the order, and where its expert's end.
+
+    Of a tile without pairs the end is no more than the first place.
+    """
+    each = tl.arange(0, triton.next_power_of_2(EXPERTS))
+    begins = tl.load(begins_ptr + each, mask=each < EXPERTS, other=0)
+    is_behind = (each < EXPERTS) & (begins // BLOCK_M + each <= tile)
+    expert = tl.sum(is_behind.to(tl.int32), axis=0) - 1
+    begin = tl.load(begins_ptr + expert)
+    first = begin + (tile - begin // BLOCK_M - expert) * BLOCK_M
+    return expert, first, tl.load(begins_ptr + expert + 1)

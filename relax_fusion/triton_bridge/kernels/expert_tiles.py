@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .addresses import swizzled_tile
-from .expert_order import TILE_FIELDS
+from .expert_order import tile_of_expert
 from .expert_words import unpacked_tile
 from .experts import apart, behind_product, read_columns, width_of
 from .matmul_pointer import multiply, rows_first
@@ -84,17 +84,17 @@ def products(x_ptrs, in_rows, p, w_map, expert, tile_n, F: tl.constexpr, C: tl.c
 
 
 @triton.jit
-def expert_tiles(p, order_ptr, tiles_ptr, tiles, F: tl.constexpr, C: tl.constexpr, w_map=None):
+def expert_tiles(p, order_ptr, begins_ptr, tiles, F: tl.constexpr, C: tl.constexpr, w_map=None):
     """Compute ``[block_m, block_n]`` of the products of pairs.  Grid: ``(tiles * column tiles,)``.
 
     Parameters
     ----------
     p : ExpertTensors
         `out` has a row for each pair, and there is no `residual`.
-    order_ptr, tiles_ptr
+    order_ptr, begins_ptr
         What `expert_order` has written.
     tiles : int32
-        How many it has room for.
+        How many there may be.
     C : ExpertTile
     w_map : descriptor, optional
         Of `p.w`, as two dimensions, by which it is read in the place of pointers.
@@ -105,8 +105,7 @@ def expert_tiles(p, order_ptr, tiles_ptr, tiles, F: tl.constexpr, C: tl.constexp
     PAIRED: tl.constexpr = F.gate == "pairs"
     tiles_n: tl.constexpr = (width_of(F, PAIRED) + C.block_n - 1) // C.block_n
     tile_m, tile_n = swizzled_tile(tl.program_id(0), tiles, tiles_n, C.group_m)
-    tile_ptr = tiles_ptr + tile_m * TILE_FIELDS
-    expert, first, end = tl.load(tile_ptr), tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+    expert, first, end = tile_of_expert(begins_ptr, tile_m, F.experts, C.block_m)
     if first >= end:
         return
     place = first + tl.arange(0, C.block_m)

@@ -14,7 +14,6 @@ from relax_fusion.errors import KernelError
 from relax_fusion.estimator import Problem, candidates
 from relax_fusion.estimator.families.triton_experts import ExpertPlan, TritonExperts
 from relax_fusion.triton_bridge.compile import try_kernels
-from relax_fusion.triton_bridge.experts import most_tiles
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.workload.reference import evaluate
 
@@ -28,6 +27,7 @@ from ...support.expert_calls import (
     WORKS,
     ExpertCase,
     down,
+    steps_of,
     up,
 )
 from ...support.interpreted import Interpreter, Launch
@@ -92,30 +92,18 @@ def test_nan_passes_the_clipping_of_a_gate(interpreter: Interpreter) -> None:
 @pytest.mark.parametrize(
     ("pairs", "block", "experts"), [(1, 32, 3), (70, 32, 5), (300, 64, 40), (97, 32, 1)]
 )
-def test_pairs_are_sorted_into_tiles(
-    interpreter: Interpreter, pairs: int, block: int, experts: int
-) -> None:
+def test_pairs_are_sorted(interpreter: Interpreter, pairs: int, block: int, experts: int) -> None:
     ids = np.random.default_rng(0).integers(-2, experts + 2, pairs)
-    most = most_tiles(pairs, experts, 16)
-    tensors = {
-        "ids": ids.astype("float64"),
-        "order": np.full(pairs, -1.0),
-        "tiles": np.full(3 * most, -1.0),
-    }
-    given = {"ids_ptr": "ids", "order_ptr": "order", "tiles_ptr": "tiles", "pairs": pairs}
-    constants = {"EXPERTS": experts, "BLOCK_M": 16, "BLOCK": block, "PDL": False}
-    launch = Launch("expert_order", (experts,), given, constants)
-    made = interpreter(tensors, {"ids": "int64", "order": "int32", "tiles": "int32"}, [launch])
+    tensors = {"ids": ids.astype("float64")}
+    tensors |= {"order": np.full(pairs, -1.0), "begins": np.full(experts + 1, -1.0)}
+    given = {"ids_ptr": "ids", "order_ptr": "order", "begins_ptr": "begins", "pairs": pairs}
+    constants = {"EXPERTS": experts, "CHUNK": 32, "BLOCK": block, "PDL": False}
+    launch = Launch("expert_order", (-(-pairs // 32),), given, constants)
+    made = interpreter(tensors, {"ids": "int64", "order": "int32", "begins": "int32"}, [launch])
     clipped = np.clip(ids, 0, experts - 1)
-    order = np.argsort(clipped, kind="stable")
-    assert (made["order"] == order).all()
-    wanted = []
-    for expert in range(experts):
-        at = np.flatnonzero(clipped[order] == expert)
-        wanted += [[expert, first, at[-1] + 1] for first in at[::16]]
-    tiles = made["tiles"].reshape(-1, 3)
-    assert (tiles[:, 0] >= 0).all(), "a tile that nobody wrote"
-    assert tiles[tiles[:, 1] < tiles[:, 2]].tolist() == wanted
+    assert (made["order"] == np.argsort(clipped, kind="stable")).all()
+    counts = np.bincount(clipped, minlength=experts)
+    assert made["begins"].tolist() == [0, *np.cumsum(counts)]
 
 
 @pytest.mark.parametrize("name", WORKS)
@@ -163,7 +151,7 @@ def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: 
     case = MODELS[name]
     rows = WIDE if case.form.layout == "kn" else LONG
     plan = {"big": BIG, "few": FEW, "pairs": rows, "map": BY_MAP}[how]
-    steps = case.call(64, dependent=True).steps(plan, {}, 64)
+    steps = steps_of(case.call(64, dependent=True), plan, 64)
     assert len(steps) == (1 if how == "pairs" else 3 if case.share else 2)
     outs = [case.out_type(64)]
     sources = [specialize(s.function, s.args, s.constexprs, s.options, outs, 90)[0] for s in steps]
@@ -210,7 +198,7 @@ def test_plans_of_pairs_compile(name: str, tmp_path: Path) -> None:
 def test_older_devices_have_tiles_too() -> None:
     case = replace(MODELS["mixtral-down"], dtype="bfloat16")
     plan = replace(BIG, block_k=32, num_stages=3)
-    _, step, _ = case.call(64).steps(plan, {}, 64)
+    _, step, _ = steps_of(case.call(64), plan, 64)
     given = step.function, step.args, step.constexprs, step.options, [case.out_type(64)]
     (made,) = try_kernels([specialize(*given, 80)[0]])
     assert not isinstance(made, KernelError), made
