@@ -82,8 +82,11 @@ def test_tall_tiles_are_read_by_tensor_maps_where_that_can_be() -> None:
         tiles = [p for p in plans if p.family == "expert_tiles"]
         return {(p.block_m >= 64, p.tensor_map, p.block_k) for p in tiles}
 
-    assert offered(UP, "h200") == {(False, 0, 64), (False, 1, 64), (True, 1, 64)}
-    assert offered(replace(UP, k=2044), "h200") == {(False, 0, 64), (True, 0, 64)}
+    low = {(False, mapped, k) for mapped in (0, 1) for k in (64, 128)}
+    assert offered(UP, "h200") == {*low, (True, 1, 64)}
+    apart = {(False, 0, 64), (False, 0, 128), (True, 0, 64)}
+    assert offered(replace(UP, k=2044), "h200") == apart
+    assert (False, 1, 128) not in offered(replace(UP, packed=Packed(4, 32, 7)), "h200")
     assert (True, 0, 32) in offered(UP, "rtx4090")
 
 
