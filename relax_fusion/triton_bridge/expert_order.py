@@ -17,7 +17,7 @@ from ..matching.pattern import calls_kernel
 from ..matching.stages import is_view
 from ..transforms.modules import bindings_of, functions_of
 from ..workload import DynamicDim, ExpertMatmul
-from .experts import ExpertOrder, order_step
+from .experts import ExpertOrder, order_steps
 from .launches import AnyStep
 
 PLACE_OF_IDS = 1
@@ -81,7 +81,7 @@ class ExpertSort:
         most = max(ends) if len(ends) == len(self.spans) else known
         given = self.ids, ExpertOrder(Out(0), Out(1)), self.experts
         pairs = None if most is None else most * self.chosen
-        steps = [order_step(*given, pairs, dev.capabilities.dependent_launch)]
+        steps = order_steps(*given, pairs, dev.capabilities.dependent_launch)
         if (0, None) in self.spans:
             return [(True, steps)]
         inside = (tirx.all(rows > a, *([] if b is None else [rows <= b])) for a, b in self.spans)

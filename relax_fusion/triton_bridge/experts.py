@@ -2,7 +2,7 @@
 
 A plan of the family "expert_pairs" computes one pair of token and expert after the other.  One of
 "expert_tiles" reads pairs in the order of their experts, which a launch in front has found for all
-products by the same choice (`order_step`), and has one behind where the results of a token's pairs
+products by the same choice (`order_steps`), and has one behind where the results of a token's pairs
 are added.
 """
 
@@ -21,6 +21,7 @@ from ..launch.arguments import TensorMap, Workspace
 from ..workload import DynamicDim, ExpertMatmul
 from ..workload.formats import EXPONENT
 from .kernel import KernelOptions
+from .kernels.expert_counts import bins_of, expert_counts
 from .kernels.expert_order import expert_order
 from .kernels.expert_pairs import expert_pairs
 from .kernels.expert_sum import expert_sum
@@ -28,8 +29,8 @@ from .kernels.expert_tiles import expert_tiles
 from .kernels.experts import ExpertForm, ExpertTensors, ExpertTile
 from .launches import GROUP_M, NOTHING_FIXED, FixedWeights, Step, ceil_div, fewer
 
-ORDER_CHUNK, ORDER_BLOCK = 256, 4096
-"""The most pairs of a program of `expert_order`, and the most that it counts together."""
+ORDER_CHUNK, ORDER_BLOCK = 256, 1024
+"""Pairs of a program of `expert_order`, and how many each counts for itself."""
 
 SUM_COLUMNS = 1024
 """Columns of a program of `expert_sum`."""
@@ -47,24 +48,27 @@ class ExpertOrder(NamedTuple):
     """The place of the first pair of each expert, and their number: int32 ``[experts + 1]``."""
 
 
-def order_step(
+def order_steps(
     ids: Any, found: ExpertOrder, experts: int, most_pairs: int | None, dependent: bool
-) -> Step:
-    """Return the launch that sorts pairs by their experts.
+) -> list[Step]:
+    """Return the launches that sort pairs by their experts.
 
     `ids` is ``[tokens, chosen]``; of pairs there are `most_pairs` at most, if that is known.
-    `dependent`: whether the launch may overlap the end of the one before it.
+    `dependent`: whether a launch may overlap the end of the one before it.
     """
     tokens, chosen = ids.ty.shape.values
     pairs = tokens * chosen
     pairs = int(pairs) if isinstance(pairs, tirx.IntImm) else pairs
-    held = ORDER_BLOCK if most_pairs is None else max(32, 1 << (most_pairs - 1).bit_length())
-    chunk, block = min(ORDER_CHUNK, held), min(ORDER_BLOCK, held)
-    given = {"ids_ptr": ids, "order_ptr": found.order, "begins_ptr": found.begins}
-    given["pairs"] = as_int32(pairs)
-    constants = {"EXPERTS": experts, "CHUNK": chunk, "BLOCK": block, "PDL": dependent}
+    chunks = ceil_div(pairs, ORDER_CHUNK)
+    few = most_pairs is not None and most_pairs <= ORDER_BLOCK
+    counts = None if few else Workspace((chunks * bins_of(experts),), "int32")
+    same = {"EXPERTS": experts, "CHUNK": ORDER_CHUNK, "PDL": dependent}
     options = KernelOptions(num_warps=8, num_stages=1, dependent_launch=dependent)
-    return Step(expert_order, (ceil_div(pairs, chunk),), given, constants, options)
+    given = {"ids_ptr": ids, "counts_ptr": counts, "pairs": as_int32(pairs)}
+    counted = Step(expert_counts, (chunks,), given, same, options)
+    given |= {"order_ptr": found.order, "begins_ptr": found.begins}
+    ordered = Step(expert_order, (chunks,), given, {**same, "BLOCK": ORDER_BLOCK}, options)
+    return [ordered] if few else [counted, ordered]
 
 
 def expert_steps(

@@ -28,7 +28,7 @@ from relax_fusion.launch.arguments import (
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
-from relax_fusion.triton_bridge.experts import ExpertOrder, expert_steps, order_step
+from relax_fusion.triton_bridge.experts import ExpertOrder, expert_steps, order_steps
 from relax_fusion.triton_bridge.generated.launch import generated_steps
 from relax_fusion.triton_bridge.launches import Step
 from relax_fusion.triton_bridge.operands import named_operands
@@ -83,13 +83,13 @@ def launch_cases(
 def sorted_pairs(
     plan: ExpertPlan, ids: Any, experts: int, most: int | None, dependent: bool
 ) -> tuple[ExpertOrder, list[Step]]:
-    """Return what a plan reads the order of pairs from, and the launch that finds it, if any."""
+    """Return what a plan reads the order of pairs from, and the launches that find it, if any."""
     tokens, chosen = ids.ty.shape.values
     sizes = (tokens * chosen,), (experts + 1,)
     order = ExpertOrder(*(Workspace(size, "int32") for size in sizes))
     pairs = None if most is None else most * int(chosen)
-    step = order_step(ids, order, experts, pairs, dependent)
-    return order, [step] if plan.family == TILES else []
+    steps = order_steps(ids, order, experts, pairs, dependent)
+    return order, steps if plan.family == TILES else []
 
 
 class Values:

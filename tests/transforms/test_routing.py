@@ -12,6 +12,7 @@ from tvm.relax import op
 from tvm.target import Target
 
 from relax_fusion import make_target
+from relax_fusion.dlight_rules.apply import ScheduleKernels
 from relax_fusion.report.coverage import coverage_of
 from relax_fusion.report.decision import Decision
 from relax_fusion.transforms.routing import RouteExperts
@@ -216,6 +217,14 @@ def test_a_block_of_a_gpu_has_a_row(make: Make, experts: int) -> None:
     wanted = run(module(make, n, experts), x)
     for got, want in zip(run(mod, x), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("rows", "early"), [(64, True), (512, False)])
+def test_many_blocks_do_not_begin_early(rows: int, early: bool) -> None:
+    target = make_target("h200")
+    made = ScheduleKernels(target, [])(fused(module(softmax_first, rows), target))
+    text = next(f.script() for g, f in made.functions_items() if "routing" in g.name_hint)
+    assert ("griddepcontrol" in text) == early
 
 
 def test_what_comes_late_is_no_part_of_it() -> None:

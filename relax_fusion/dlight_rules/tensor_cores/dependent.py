@@ -28,6 +28,7 @@ from tvm import ir, tirx
 from tvm.script import tirx as script
 from tvm.target import Target
 
+from ...compute.routing import IN_TURN_ATTR
 from ...hardware.target import device_of
 from ...matching.expressions import found_in, thread_tag
 from ...matching.stages import is_view
@@ -75,8 +76,11 @@ def launched_early(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
     Then all kernels wait.  Small ones let the next one begin, too.
 
-    declines when: the target has no dependent launches; TVM makes a view of the function's result.
+    declines when: the target has no dependent launches; TVM makes a view of the function's result;
+    the function says so (`IN_TURN_ATTR`).
     """
+    if IN_TURN_ATTR in (func.attrs or {}):
+        return func
     found = kernels(func.body)
     if not device_of(target).capabilities.dependent_launch or not all(
         isinstance(kernel, tirx.For) and thread_tag(kernel) == "blockIdx.x" for kernel in found

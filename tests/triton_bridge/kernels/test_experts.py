@@ -89,21 +89,25 @@ def test_nan_passes_the_clipping_of_a_gate(interpreter: Interpreter) -> None:
         assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
 
 
-@pytest.mark.parametrize(
-    ("pairs", "block", "experts"), [(1, 32, 3), (70, 32, 5), (300, 64, 40), (97, 32, 1)]
-)
-def test_pairs_are_sorted(interpreter: Interpreter, pairs: int, block: int, experts: int) -> None:
-    ids = np.random.default_rng(0).integers(-2, experts + 2, pairs)
-    tensors = {"ids": ids.astype("float64")}
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize(("pairs", "experts"), [(1, 3), (70, 5), (500, 40), (97, 1), (320, 300)])
+def test_pairs_are_sorted(
+    interpreter: Interpreter, pairs: int, experts: int, is_counted: bool
+) -> None:
+    ids, chunks = np.random.default_rng(0).integers(-2, experts + 2, pairs), -(-pairs // 32)
+    tensors = {"ids": ids.astype("float64"), "counts": np.full(512 * chunks, -1.0)}
     tensors |= {"order": np.full(pairs, -1.0), "begins": np.full(experts + 1, -1.0)}
-    given = {"ids_ptr": "ids", "order_ptr": "order", "begins_ptr": "begins", "pairs": pairs}
-    constants = {"EXPERTS": experts, "CHUNK": 32, "BLOCK": block, "PDL": False}
-    launch = Launch("expert_order", (-(-pairs // 32),), given, constants)
-    made = interpreter(tensors, {"ids": "int64", "order": "int32", "begins": "int32"}, [launch])
+    given = {"ids_ptr": "ids", "counts_ptr": "counts", "pairs": pairs}
+    same = {"EXPERTS": experts, "CHUNK": 32, "PDL": False}
+    launches = [Launch("expert_counts", (chunks,), given, same)] if is_counted else []
+    given = {**given, "order_ptr": "order", "begins_ptr": "begins"}
+    given |= {} if is_counted else {"counts_ptr": None}
+    launches.append(Launch("expert_order", (chunks,), given, {**same, "BLOCK": 512}))
+    types = {"ids": "int64", **dict.fromkeys(("counts", "order", "begins"), "int32")}
+    made = interpreter(tensors, types, launches)
     clipped = np.clip(ids, 0, experts - 1)
     assert (made["order"] == np.argsort(clipped, kind="stable")).all()
-    counts = np.bincount(clipped, minlength=experts)
-    assert made["begins"].tolist() == [0, *np.cumsum(counts)]
+    assert made["begins"].tolist() == [0, *np.cumsum(np.bincount(clipped, minlength=experts))]
 
 
 @pytest.mark.parametrize("name", WORKS)
