@@ -157,6 +157,7 @@ def test_the_code_is_wide_and_stays_in_registers(name: str, how: str, tmp_path: 
     plan = {"big": BIG, "few": FEW, "pairs": rows, "map": BY_MAP}[how]
     steps = steps_of(case.call(64, dependent=True), plan, 64)
     assert len(steps) == (1 if how == "pairs" else 3 if case.share else 2)
+    steps += steps_of(case.call(4096, dependent=True), plan, 4096)[:1]  # counts, if it sorts
     outs = [case.out_type(64)]
     sources = [specialize(s.function, s.args, s.constexprs, s.options, outs, 90)[0] for s in steps]
     for made in try_kernels(sources):
