@@ -77,7 +77,7 @@ class Experts(KernelFamily[ExpertMatmul]):
         return Launches(dev, foot, lambda size: [_on_gpu(work, plan, foot, size)])
 
 
-def _stored(work: ExpertMatmul) -> float:
+def stored_bytes(work: ExpertMatmul) -> float:
     """Return the bytes of an element of a weight as it is stored."""
     return DTYPE_BYTES[work.dtype] if work.packed is None else work.packed.bits / 8
 
@@ -95,7 +95,7 @@ def _on_cpu(work: ExpertMatmul, plan: TilePlan, dev: DeviceSpec, rows: int) -> P
     tile, tiles = min(rows, plan.block_m), ceil_div(rows, plan.block_m)
     tasks, elements = _tasks(work, plan, rows)
     lanes = min(plan.lanes if work.layout == "nk" else plan.block_n, dev.vector_bytes // 4)
-    touched, stored = work.touched(tile), _stored(work)
+    touched, stored = work.touched(tile), stored_bytes(work)
     kept = touched * plan.block_n * (work.columns // work.n) * work.k * stored <= dev.l2_bytes
     again = touched / (tile * work.chosen) if kept else 1.0
     cycles = elements / lanes + elements * stored * dev.l3_cycles_per_byte * again
@@ -116,6 +116,6 @@ def _on_gpu(work: ExpertMatmul, plan: TilePlan, foot: Footprint, size: Size) -> 
         foot=foot,
         block_s=elements / plan.block_n * THREAD_CLOCKS / 1e9,
         dram_bytes=float(sum(work.bytes(rows=rows).values())),
-        l2_bytes=tasks * elements * _stored(work),
+        l2_bytes=tasks * elements * stored_bytes(work),
         flops=work.flops(rows=rows),
     )

@@ -3,8 +3,7 @@
 ``expert_pairs``  dot products of a pair of row and expert, no tensor cores
 ``expert_tiles``  pairs sorted by expert on the device, tiles of pairs of one expert on tensor cores
 
-A pair reads the weight of its expert, a tile reads it for all its pairs, so the former are for
-fewer pairs than experts.
+A tile reads the weight of an expert for all its pairs, so it is for more pairs than experts.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from ..limits import SYSTEM_SMEM_BYTES
 from ..prediction import HALF_DTYPES, Footprint, Formula, Prediction, Step, ceil_div, in_a_row
 from ..shape import Problem, Size, rows_at
 from ..tile_plan import TilePlan
+from .experts import stored_bytes
 from .matmuls import group_clocks
 from .triton_matmul.tiles import (
     ACCUMULATOR_OVERHEAD,
@@ -36,7 +36,7 @@ from .triton_matmul.tiles import (
 PAIRS, TILES = "expert_pairs", "expert_tiles"
 
 MOST_EXPERTS = 1024
-"""The kernel that sorts pairs has a program for each expert, which counts those of all."""
+"""Programs of the kernel that sorts pairs have a counter for each expert."""
 
 MOST_ELEMENTS = 2**31
 """Kernels count the elements of an expert's weight in int32."""
@@ -83,8 +83,7 @@ MATRIX_TILES = (
 """Pairs, columns, warps and stages of tiles on tensor cores."""
 
 DEEP_ROWS, DEEP_STAGES = 32, 3
-"""Tiles of so many pairs have twice the elements of k at once, in so many stages, where these are
-what is stored: Qwen3's products of 64 tokens took 2 % less (`2026-11-30-expert_tiles.log`)."""
+"""Tiles of so many pairs have 128 of k, too, in so many stages (`2026-11-30-expert_tiles.log`)."""
 
 DEPTHS = (64, 32)
 """Elements of k at once, of which the first is taken that fits a block: 32 of 16 bits are half a
@@ -153,10 +152,10 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
             numbers = {"num_warps": warps, "num_stages": stages}
             deep = [ExpertPlan(rows, columns, k, **numbers, family=TILES) for k in DEPTHS]
             fitting = [p for p in deep if not any(self.violations(p, problem))][:1]
-            if rows <= DEEP_ROWS and work.packed is None:
-                deeper = replace(deep[0], block_k=2 * DEPTHS[0], num_stages=DEEP_STAGES)
-                fitting += [] if any(self.violations(deeper, problem)) else [deeper]
-            for fits in fitting:
+            deeper = replace(deep[0], block_k=2 * DEPTHS[0], num_stages=DEEP_STAGES)
+            is_deep = rows <= DEEP_ROWS and work.packed is None
+            is_deep = is_deep and not any(self.violations(deeper, problem))
+            for fits in [*fitting, *([deeper] if is_deep else [])]:
                 mapped = replace(fits, tensor_map=1)
                 both = [fits] if any(self.violations(mapped, problem)) else [fits, mapped]
                 for each in both[-1:] if rows >= MAPPED_ROWS else both:
@@ -240,11 +239,6 @@ def _is_unpacked(form: Packed) -> bool:
     return whole and (plain or mx) and form.turns == 1 and form.limit is None
 
 
-def _stored(work: ExpertMatmul) -> float:
-    """Return the bytes of an element of a weight as it is stored."""
-    return DTYPE_BYTES[work.dtype] if work.packed is None else work.packed.bits / 8
-
-
 def _halves(work: ExpertMatmul) -> int:
     """Return how many products a program has that has `block_n` columns of each."""
     return 2 if work.gate is not None and not work.gate.interleaved else 1
@@ -281,7 +275,7 @@ def _pairs_at(
     added = work.chosen if work.share else 1
     parts = ceil_div(work.k, plan.block_k)
     moved = float(sum(work.bytes(rows=rows).values()))
-    read = float(rows * work.chosen * work.columns * work.k * _stored(work))
+    read = float(rows * work.chosen * work.columns * work.k * stored_bytes(work))
     again = AGAIN * max(0.0, read - work.bytes(rows=rows)["w0"])
     idle = parts * plan.block_k / work.k - 1
     products = plan.block_k * plan.block_n * _halves(work) * added / dev.warp_size
@@ -306,7 +300,7 @@ def _tiles_at(
     rows = rows_at(size)
     pairs, width = rows * work.chosen, DTYPE_BYTES[work.dtype]
     columns, steps = plan.block_n * _halves(work), ceil_div(work.k, plan.block_k)
-    weight_bytes = columns * plan.block_k * _stored(work)
+    weight_bytes = columns * plan.block_k * stored_bytes(work)
     flops = 2.0 * plan.block_m * columns * plan.block_k
     moved = float(sum(work.bytes(rows=rows).values()))
     blocks = tiles_of(work, rows, plan.block_m) * _column_tiles(plan, work)
@@ -339,8 +333,8 @@ def _whole(
 ) -> Prediction:
     """Return the prediction of a launch, with its start."""
     start, found = dev.launch_s + rates.start_s, price(launch, rates, dev)
-    moved = float(sum(work.bytes(rows=rows).values()))
     whole = found._replace(seconds=found.seconds + start)
+    moved = float(sum(work.bytes(rows=rows).values()))
     return predicted(whole, start, moved, work.flops(rows=rows))
 
 
