@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 92_897, 549
+LIBRARY = 92_911, 549
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 70_590
+TESTS = 70_607
 """The most lines of Python in ``tests/``."""
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
+import numpy as np
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
 from ..matching.operators import OPERATORS, named
 from ..matching.pattern import is_call
-from ..matching.places import IN_ORDER, MOVES, moved_place, place_of
+from ..matching.places import IN_ORDER, MOVES, place_before, place_of
 from ..matching.shapes import dtype_of, is_one, permutation, product, same_shape, shape_of
 from ..transforms.modules import module_pass
 from ..tvm_ir import Analyzer, GenericConst, structural_map
@@ -59,7 +60,7 @@ def _sum_of_the_chosen(rewriter: Rewriter, call: relax.Call) -> relax.Expr | Non
         return None
     dense = _Dense(rewriter, int(experts), product(rows))
     made = dense.made(call.args[0])
-    if made is None or not made.is_zero:
+    if made is None or made.others != 0:
         return None
     apart = rewriter.emit(op.reshape(made.value, [dense.rows, dense.chosen, columns]))
     total = op.sum(apart, axis=[1])
@@ -71,8 +72,8 @@ class _Made(NamedTuple):
 
     value: relax.Expr
     """``[pairs, columns]``, pair ``row * chosen + place``."""
-    is_zero: bool
-    """Whether all other experts have zeros there."""
+    others: float | None
+    """What all other experts have there, where that is one number."""
 
 
 class _Dense:
@@ -122,7 +123,7 @@ class _Dense:
             return None
         parts = int(parts) if isinstance(parts, int | tirx.IntImm) else [int(p) for p in parts]
         split = self.rewriter.emit(op.split(whole.value, parts, axis=1))
-        return self._kept(relax.TupleGetItem(split, item.index), whole.is_zero)
+        return self._kept(relax.TupleGetItem(split, item.index), whole.others)
 
     def _slice(self, call: relax.Call) -> _Made | None:
         """Return a part of the columns."""
@@ -132,20 +133,15 @@ class _Dense:
         if whole is None:
             return None
         args = [whole.value, relax.Tuple([relax.prim_value(1)]), *call.args[2:]]
-        return self._kept(relax.Call(call.op, args, call.attrs), whole.is_zero)
+        return self._kept(relax.Call(call.op, args, call.attrs), whole.others)
 
     def _function(self, call: relax.Call) -> _Made | None:
         inner = self.made(call.args[0])
         if inner is None:
             return None
-        known = OPERATORS[call.op.name.removeprefix("relax.")].numpy
-        if is_call(call, "relax.clip"):
-            low, high = (getattr(end, "value", inf) for end in call.args[1:])
-            keeps = low <= 0 <= high
-        else:
-            keeps = known is not None and float(known(0.0)) == 0
+        ends = [getattr(end, "value", nan) for end in call.args[1:]]
         new = relax.Call(call.op, [inner.value, *call.args[1:]], call.attrs, call.ty_args)
-        return self._kept(new, inner.is_zero and keeps)
+        return self._kept(new, _of_numbers(call, inner.others, *ends))
 
     def _combined(self, call: relax.Call) -> _Made | None:
         """Return what arithmetic makes of pairs, numbers, biases and scores."""
@@ -154,32 +150,38 @@ class _Dense:
                 share = self._share(scores)
                 if share is not None:
                     inner = self.made(data)
-                    return inner and self._kept(op.multiply(inner.value, share), True)
-        found = [self._number(arg) or self._bias(arg) or self.made(arg) for arg in call.args]
+                    return inner and self._kept(op.multiply(inner.value, share), 0.0)
+        shape = shape_of(call) or [0]
+        if not same_shape([product(shape[:-1])], [self.experts * self.rows]):
+            return None
+        found = [
+            self._number(arg) or self._bias(arg, len(shape)) or self.made(arg) for arg in call.args
+        ]
         sides = [side for side in found if side is not None]
         if len(sides) < len(found):
             return None
-        zeros = [side.is_zero for side in sides]
-        either = is_call(call, "relax.multiply") or (is_call(call, "relax.divide") and zeros[0])
-        is_zero = any(zeros) if either else all(zeros)
-        is_zero &= not is_call(call, "relax.power")
-        return self._kept(relax.Call(call.op, [side.value for side in sides], call.attrs), is_zero)
+        others = [side.others for side in sides]
+        zero = is_call(call, "relax.multiply") and 0 in others
+        zero |= is_call(call, "relax.divide") and others == [0, None]
+        new = relax.Call(call.op, [side.value for side in sides], call.attrs)
+        return self._kept(new, 0.0 if zero else _of_numbers(call, *others))
 
     def _number(self, expr: relax.Expr) -> _Made | None:
         value = self.rewriter.definition(expr)
         if not isinstance(value, GenericConst) or value.ty.shape:
             return None
-        return _Made(expr, float(value.value.numpy()) == 0)
+        return _Made(expr, float(value.value.numpy()))
 
-    def _bias(self, expr: relax.Expr) -> _Made | None:
+    def _bias(self, expr: relax.Expr, rank: int) -> _Made | None:
         """Return the columns of each pair of what has a row for each expert, ``[e, 1, n]``."""
         shape = shape_of(expr) or []
         rows = shape[1:-1]
-        table = len(shape) > 2 and same_shape(shape[:1], [self.experts]) and all(map(is_one, rows))
+        table = 2 < len(shape) == rank and same_shape(shape[:1], [self.experts])
+        table = table and all(map(is_one, rows))
         if not table or is_one(self.rows) or self.ids is None:
             return None
         flat = self.rewriter.emit(op.reshape(expr, [shape[0], shape[-1]]))
-        return self._kept(op.take(flat, self.ids, axis=0), False)
+        return self._kept(op.take(flat, self.ids, axis=0), None)
 
     def _product(self, call: relax.Call) -> _Made | None:
         """Return the rows of pairs times the weights of their experts."""
@@ -188,8 +190,9 @@ class _Dense:
         known = len(sizes) == 3 and all(isinstance(d, tirx.IntImm) for d in sizes)
         if not known or int(sizes[0]) != self.experts or alike not in _FLOATS:
             return None
-        once = same_shape([product(given[:-1])], [self.rows]) and len(given) < 4
-        inner = self._of_rows(rows) if once else self.made(rows)
+        once = any(same_shape(given[:-1], lead) for lead in ([self.rows], [1, self.rows]))
+        each = same_shape(given[:-1], [self.experts, self.rows])
+        inner = self._of_rows(rows) if once else self.made(rows) if each else None
         if inner is None or self.ids is None or dtype_of(weight) != alike:
             return None
         value, emit = inner.value, self.rewriter.emit
@@ -201,7 +204,7 @@ class _Dense:
             taken = emit(op.take(weight, self.ids, axis=0))
             operands, one = (emit(op.expand_dims(value, 1)), taken), 1
         made = emit(relax.Call(call.op, operands, call.attrs))
-        return self._kept(op.squeeze(made, [one]), inner.is_zero)
+        return self._kept(op.squeeze(made, [one]), 0.0 if inner.others == 0 else None)
 
     def _repeated(self, expr: relax.Expr) -> _Made | None:
         """Return the rows of what is the same for all experts."""
@@ -209,10 +212,11 @@ class _Dense:
         for source, place, analyzer in self._traced(expr, last):
             shape = shape_of(source) or []
             whole = same_shape([product(shape)], [self.rows * last])
-            if whole and same_shape(shape[-1:], [last]) and len(shape) > 1:
-                own = place_of(self.t * last + self.k, shape)
-                if all(analyzer.can_prove_equal(*both) for both in zip(place, own, strict=True)):
-                    return self._of_rows(source)
+            own = place_of(self.t * last + self.k, shape)
+            if not whole or len(shape) < 2 or not same_shape(shape[-1:], [last]):
+                continue
+            if all(map(analyzer.can_prove_equal, place, own)):
+                return self._of_rows(source)
         return None
 
     def _of_rows(self, expr: relax.Expr) -> _Made | None:
@@ -222,21 +226,19 @@ class _Dense:
         last, emit = (shape_of(expr) or [0])[-1], self.rewriter.emit
         rows = emit(op.reshape(expr, [self.rows, 1, last]))
         wide = emit(op.broadcast_to(rows, [self.rows, self.chosen, last]))
-        return self._kept(op.reshape(wide, [self.rows * self.chosen, last]), False)
+        return self._kept(op.reshape(wide, [self.rows * self.chosen, last]), None)
 
     def _share(self, expr: relax.Expr) -> relax.Expr | None:
         """Return the scores of pairs, ``[pairs, 1]``, of a tensor that has those of all experts."""
         if not is_one((shape_of(expr) or [0])[-1]):
             return None
         for source, place, analyzer in self._traced(expr, 1):
-            if same_shape(shape_of(source), [self.rows, self.experts]) and all(
-                analyzer.can_prove_equal(*both)
-                for both in zip(place, (self.t, self.e), strict=True)
-            ):
+            if not same_shape(shape_of(source), [self.rows, self.experts]):
+                continue
+            if all(map(analyzer.can_prove_equal, place, (self.t, self.e))):
                 share = self._of_the_chosen(source)
-                pairs = self.rows * self.chosen
                 if share is not None:
-                    return self.rewriter.emit(op.reshape(share, [pairs, 1]))
+                    return self.rewriter.emit(op.reshape(share, [self.rows * self.chosen, 1]))
         return None
 
     def _of_the_chosen(self, scores: relax.Expr) -> relax.Expr | None:
@@ -270,7 +272,7 @@ class _Dense:
     def _topk(self, ids: relax.Expr) -> int:
         """Return how many experts are chosen, each once and fewer than there are; else 0."""
         value = self.rewriter.definition(ids)
-        while is_call(value, "relax.astype"):
+        while is_call(value, "relax.astype") and dtype_of(value) in ("int32", "int64"):
             value = self.rewriter.definition(value.args[0])
         if not isinstance(value, relax.TupleGetItem) or value.index != 1:
             return 0
@@ -292,10 +294,8 @@ class _Dense:
             return 0.0
         if not isinstance(value, GenericConst):
             return None
-        numbers = value.value.numpy()
-        return (
-            float(numbers.flat[0]) if numbers.size and (numbers == numbers.flat[0]).all() else None
-        )
+        numbers = np.unique(value.value.numpy())
+        return float(numbers[0]) if len(numbers) == 1 else None
 
     def _traced(
         self, expr: relax.Expr, last: Any
@@ -313,7 +313,7 @@ class _Dense:
             place = [self._simple(p, analyzer) for p in place]
             yield expr, place, analyzer
             call = self.rewriter.definition(expr)
-            place = _before(call, place) if isinstance(call, relax.Call) else None
+            place = place_before(call, place) if isinstance(call, relax.Call) else None
             expr = call.args[0] if place is not None else expr
 
     def _simple(self, place: Any, analyzer: Analyzer) -> Any:
@@ -328,19 +328,18 @@ class _Dense:
         kinds = [(tirx.FloorDiv, divided), (tirx.FloorMod, divided)]
         return analyzer.simplify(structural_map(tirx.convert(place), kinds, order="post"))
 
-    def _kept(self, value: relax.Expr, is_zero: bool) -> _Made:
-        return _Made(self.rewriter.emit(value), is_zero)
+    def _kept(self, value: relax.Expr, others: float | None) -> _Made | None:
+        """Return what is made of pairs, unless all others have what is no finite number."""
+        if others is not None and not isfinite(others):
+            return None
+        return _Made(self.rewriter.emit(value), others)
 
 
-def _before(call: relax.Call, place: list[Any]) -> list[Any] | None:
-    """Return where an element was in front of a movement; None for any other call."""
-    if is_call(call, *MOVES):
-        moved = moved_place(call, tuple(place))
-        return None if moved is None else [*moved]
-    if is_call(call, "relax.permute_dims"):
-        axes = permutation(call, len(place))
-        return [place[axes.index(n)] for n in range(len(place))]
-    sizes = shape_of(call.args[0]) if call.args else None
-    if is_call(call, "relax.tile") and sizes is not None:
-        return [p % d for p, d in zip(place[len(place) - len(sizes) :], sizes, strict=True)]
-    return None
+def _of_numbers(call: relax.Call, *numbers: float | None) -> float | None:
+    """Return what an operator makes of numbers, where all are known."""
+    known: Any = OPERATORS[call.op.name.removeprefix("relax.")].numpy
+    known = np.divide if is_call(call, "relax.divide") else known
+    if known is None or None in numbers:
+        return None
+    with np.errstate(all="ignore"):
+        return float(known(*map(np.float64, numbers)))

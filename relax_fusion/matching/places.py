@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 from tvm import relax, tirx
 
-from .shapes import is_one, product, same_shape, shape_of
+from .pattern import is_call
+from .shapes import is_one, permutation, product, same_shape, shape_of
 
 Place: TypeAlias = tuple[Any, ...]
 """The coordinates of an element."""
@@ -45,6 +46,20 @@ def moved_place(call: relax.Call, place: Place) -> Place | None:
             own = place_of(flat_of(places, sizes), [before[n] for n in inside])
             found |= zip(inside, own, strict=True)
     return None if left or inner else tuple(found.get(n, zero) for n in range(len(before)))
+
+
+def place_before(call: relax.Call, place: list[Any]) -> list[Any] | None:
+    """Return where an element was in front of a movement; None for any other call."""
+    if is_call(call, *MOVES):
+        moved = moved_place(call, tuple(place))
+        return None if moved is None else [*moved]
+    if is_call(call, "relax.permute_dims"):
+        axes = permutation(call, len(place))
+        return [place[axes.index(n)] for n in range(len(place))]
+    sizes = shape_of(call.args[0]) if call.args else None
+    if is_call(call, "relax.tile") and sizes is not None:
+        return [p % d for p, d in zip(place[len(place) - len(sizes) :], sizes, strict=True)]
+    return None
 
 
 def _extend(some: list[Any], more: list[Any]) -> None:

@@ -107,9 +107,30 @@ class SomeScore(OtherNumbers):
         return ((x[None] @ self.gate_up) * scores.T[:, :, None]).sum(0)
 
 
+class OneEach(OtherNumbers):
+    """As many rows as experts: each is given to the expert of its own number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = x @ self.router.T
+        best, ids = logits.topk(self.chosen, 1)
+        scores = torch.zeros_like(logits).scatter(1, ids, best)
+        return ((x[:, None] @ self.gate_up) * scores.T[:, :, None]).sum(0)
+
+
+class NoNumber(OtherNumbers):
+    """What the others have is no number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = x @ self.router.T
+        best, ids = logits.topk(self.chosen, 1)
+        scores = torch.zeros_like(logits).scatter(1, ids, best)
+        made = (x[None] @ self.gate_up) * scores.T[:, :, None]
+        return (made / made).sum(0)
+
+
 def imported(model: Experts, dynamic: bool = False) -> tvm.IRModule:
     sizes = ({0: Dim("rows", min=2, max=64)},) if dynamic else None
-    given = (torch.randn(7, WIDTH),)
+    given = (torch.randn(EXPERTS if isinstance(model, OneEach) else 7, WIDTH),)
     return from_exported_program(torch.export.export(model, given, dynamic_shapes=sizes))
 
 
@@ -132,7 +153,10 @@ def test_only_what_is_chosen_is_computed(kind: type[Experts], chosen: int, dynam
 
 @pytest.mark.parametrize(
     ("kind", "chosen"),
-    [(BiasBefore, 2), (OtherNumbers, 2), (SomeScore, 2), (ScaledBefore, EXPERTS)],
+    [
+        *((kind, 2) for kind in (BiasBefore, OtherNumbers, SomeScore, OneEach, NoNumber)),
+        (ScaledBefore, EXPERTS),
+    ],
 )
 def test_all_are_computed_where_all_count(kind: type[Experts], chosen: int) -> None:
     mod = imported(kind(chosen))
