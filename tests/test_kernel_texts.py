@@ -163,6 +163,12 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
         matmul(ROWS, 256, 64),
         [plan("gemv", 1, 2, 256), plan("pointer", 16, 64, 64, num_stages=3, split_k=2)],
     ),
+    "PackedGemv": (
+        NormMatmul(
+            ROWS, 256, (replace(EPILOGUE, packed=Packed(4, 32, 7)),), None, "float16", "float16"
+        ),
+        [plan("packed_gemv", 2, 4, 256)],
+    ),
     "TritonAttention": (
         DYNAMIC,
         [

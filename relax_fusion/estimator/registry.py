@@ -31,6 +31,7 @@ from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_experts import TritonExperts
 from .families.triton_matmul.family import TritonMatmul
+from .families.triton_matmul.packed import PackedGemv
 from .families.words import Words
 from .family import Backend, KernelFamily, Offer, Option, check_attributes
 from .prediction import Footprint, Prediction
@@ -40,7 +41,7 @@ from .tile_plan import Box, PlanTable, TilePlan
 Family = KernelFamily[Any]
 
 FAMILIES: list[Family] = [
-    *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
+    *(CudaMatmul(), TritonMatmul(), PackedGemv(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles(), FmaAttention()),
     *(Words(), CpuTiles(), CpuAttention(), CpuProducts(), CpuGenerated()),
     *(TritonExperts(), Experts()),

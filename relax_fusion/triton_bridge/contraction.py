@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir
 
 from ..errors import LoweringError
-from ..estimator.families.triton_matmul.tiles import norm_inside
+from ..estimator.families.triton_matmul.tiles import DOTS, norm_inside
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import Workspace
@@ -107,7 +107,7 @@ def _matmul(
 ) -> Iterator[launches.AnyStep]:
     """Yield the launches of products of x, which `norm` inside normalises."""
     family = c.plan.family
-    if family == "gemv":
+    if family in DOTS:
         yield _gemv(c, products, x, found, norm)
     elif family == "pointer":
         yield from _pointer(c, products, x, found, norm)
@@ -130,9 +130,10 @@ def _gemv(
         **launches.tensors_of(p.tensors() for p in products),
     }
     beta = bool(norm and norm.beta)
-    constants = c.constants(early=c.early(products, x), has_beta=beta, **_norm(norm))
     forms, tiles = launches.forms_of(products, c.plan.block_n)
-    return launches.Step(gemv, (tiles, c.rows), args, {**forms, "C": constants}, c.options())
+    constants = c.constants(early=c.early(products, x), has_beta=beta, **_norm(norm))
+    grid = (tiles, launches.ceil_div(c.rows, c.plan.block_m))
+    return launches.Step(gemv, grid, args, {**forms, "C": constants}, c.options())
 
 
 def _pointer(

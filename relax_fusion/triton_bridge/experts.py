@@ -19,7 +19,6 @@ from ..estimator.families.triton_experts import PAIRS, TILES, ExpertPlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import TensorMap, Workspace
 from ..workload import DynamicDim, ExpertMatmul
-from ..workload.formats import EXPONENT
 from .kernel import KernelOptions
 from .kernels.expert_counts import bins_of, expert_counts
 from .kernels.expert_order import expert_order
@@ -28,6 +27,7 @@ from .kernels.expert_sum import expert_sum
 from .kernels.expert_tiles import expert_tiles
 from .kernels.experts import ExpertForm, ExpertTensors, ExpertTile
 from .launches import GROUP_M, NOTHING_FIXED, FixedWeights, Step, ceil_div, fewer
+from .operands import words_of
 
 ORDER_CHUNK, ORDER_BLOCK = 256, 1024
 """Pairs of a program of `expert_order`, and how many each counts for itself."""
@@ -106,13 +106,7 @@ def _among(some: Sequence[Any], every: Sequence[Any]) -> bool:
 def _form(work: ExpertMatmul) -> ExpertForm:
     gate = work.gate
     form = ExpertForm(work.experts, work.chosen, work.n, work.k, work.layout, work.each)
-    packed = work.packed
-    if packed is not None:
-        whole = 32 // packed.bits  # narrower words are read together where groups allow it
-        fields = whole if packed.group % whole == 0 else packed.fields
-        form = form._replace(bits=packed.bits, fields=fields, group=packed.group)
-        form = form._replace(zero=packed.zero or 0, number="e2m1" if packed.number else "")
-        form = form._replace(exponents=packed.scale_dtype == EXPONENT)
+    form = form._replace(**words_of(work.packed))
     if gate is None:
         return form._replace(activation=work.activation or "none")
     return form._replace(

@@ -25,6 +25,7 @@ from ..workload import (
     operand_names,
     per_rows,
 )
+from ..workload.formats import ALL, E2M1, EXPONENT
 from .kernels.products import Form, Tensors
 
 
@@ -104,6 +105,7 @@ class Product:
             steps=self.steps,
             half=self.half,
             rotated=self.angles.pairs if self.angles else None,
+            **words_of(self.packed),
         )
 
     def tensors(self, parts: Any = None) -> Tensors:
@@ -120,6 +122,8 @@ class Product:
             sin=turns and turns.sin,
             positions=turns and turns.positions,
             operands=self.operands or None,
+            scale=self.scale,
+            up_scale=self.up_scale,
         )
 
 
@@ -234,6 +238,25 @@ def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
         scale=given.get(f"w{gate}_scale"),
         up_scale=None if work.merged else given.get(f"w{up}_scale"),
     )
+
+
+def words_of(packed: Packed | None) -> dict[str, Any]:
+    """Return the fields of a form that are about packed weights.
+
+    Narrow words are read together where groups allow it.
+    """
+    if packed is None:
+        return {}
+    whole, signed = 32 // packed.bits, packed.number == "int8"
+    together = packed.group == ALL or packed.group % whole == 0
+    return {
+        "bits": packed.bits,
+        "fields": whole if together else packed.fields,
+        "group": packed.group,
+        "zero": (packed.zero or 0) + 128 * signed,
+        "number": "e2m1" if packed.number == E2M1 else packed.number,
+        "exponents": packed.scale_dtype == EXPONENT,
+    }
 
 
 def given_or(value: Any, otherwise: Any) -> Any:

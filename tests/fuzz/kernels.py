@@ -27,7 +27,7 @@ from ..support.workloads import results
 from .findings import Failure, Findings
 from .workloads import KINDS, Case, Chooser
 
-FAMILIES = ("gemv", "pointer")
+FAMILIES = ("gemv", "packed_gemv", "pointer")
 """Triton's kernels that its interpreter runs; those in Gluon have tests of their own."""
 
 

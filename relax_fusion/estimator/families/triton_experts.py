@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from ...hardware import DeviceSpec
 from ...hardware.instructions import MMA, WARP_GROUP_MMA
 from ...validation import Count, Natural
-from ...workload import DTYPE_BYTES, FLOAT_BYTES, ExpertMatmul, Packed
-from ...workload.formats import E2M1, EXPONENT
+from ...workload import DTYPE_BYTES, ExpertMatmul
 from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily, Offer
 from ..gpu_cost import ISSUE_PER_CLOCK, Launch, Rates, predicted, price, price_step, resident_blocks
 from ..limits import SYSTEM_SMEM_BYTES
@@ -24,6 +23,7 @@ from ..shape import Problem, Size, rows_at
 from ..tile_plan import TilePlan
 from .experts import stored_bytes
 from .matmuls import group_clocks
+from .triton_matmul.packed import is_unpacked
 from .triton_matmul.tiles import (
     ACCUMULATOR_OVERHEAD,
     DOTS_REGISTERS,
@@ -132,7 +132,7 @@ class TritonExperts(KernelFamily[ExpertMatmul]):
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
             return f"the {dev.label} has no tensor cores for {work.dtype}"
-        if work.packed is not None and not _is_unpacked(work.packed):
+        if work.packed is not None and not is_unpacked(work.packed):
             return "the Triton kernels read words of 2, 4 or 8 fields, a scale for each group"
         if work.experts > MOST_EXPERTS:
             return f"there are {work.experts} experts, the Triton kernels take {MOST_EXPERTS}"
@@ -228,15 +228,6 @@ def _unmapped(plan: TilePlan, problem: Problem[ExpertMatmul]) -> Iterator[str]:
         yield f"a line of a weight has {line} B, tensor maps need multiples of 16 B"
     if work.layout == "kn" and work.k % plan.block_k:
         yield f"block_k is {plan.block_k}, a tensor map of 'kn' weights needs one that divides k"
-
-
-def _is_unpacked(form: Packed) -> bool:
-    """Tell whether the kernels unpack weights of a format."""
-    whole = form.group > 0 and form.lines == 1 and form.axis == -1 and not form.across
-    whole = whole and form.fields in (2, 4, 8) and form.group % form.fields == 0
-    plain = form.number == "" and form.zero is not None and form.scale_dtype in FLOAT_BYTES
-    mx = form.number == E2M1 and form.scale_dtype == EXPONENT
-    return whole and (plain or mx) and form.turns == 1 and form.limit is None
 
 
 def _halves(work: ExpertMatmul) -> int:

@@ -6,7 +6,8 @@ beside CUDA C++ on Hopper:
 =====================  ===========================  ================================================
 file                   rows                         what runs before or after it
 =====================  ===========================  ================================================
-``gemv``               1                            nothing: it normalises its row itself
+``gemv``               1, and 2 where weights have  nothing: it normalises its rows itself
+                       few bits
 ``matmul_pointer``     2 to 128, and all on a GPU   ``row_norm`` before it, or up to 16 rows nothing
                        without tensor map copies    (RMSNorm rides along); ``split_reduce`` after a
                                                     split of k

@@ -17,21 +17,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .expert_words import load_words, numbers_of, units_of
 from .experts import apart, behind_product, expert_at, read_columns, width_of
-from .gemv import load_row
+from .gemv import lane_run, load_row, sums_of
+from .words import load_words
 
 
 @triton.constexpr_function
 def pairs_of(F, summed):
     """Return how many pairs a program has, filled up to a power of two."""
     return triton.next_power_of_2(int(F.chosen)) if summed else 1
-
-
-@triton.constexpr_function
-def lane_run(F):
-    """Return how many neighbours along k a lane adds up."""
-    return F.fields if F.bits else (8 if F.layout == "nk" else 1)
 
 
 @triton.jit
@@ -41,19 +35,15 @@ def add_pairs(a, b, c, d):
 
 
 @triton.jit
-def weights_at(p, expert, columns, start, F: tl.constexpr, C: tl.constexpr):
-    """Return weights ``[n, pairs, k]`` from k = `start` on, zero beyond its end, and scales.
-
-    Of weights in words those are words, and float32 scales, ``[n, pairs, words]``.
-    """
+def weights_at(p, expert, columns, start, F: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr):
+    """Return weights ``[n, pairs, k]`` from k = `start` on, or words of them, and scales."""
     WIDTH: tl.constexpr = width_of(F, True)
     first = expert.to(tl.int64)[None, :, None] * WIDTH
+    across = columns[:, None, None]
     if F.bits:
-        word = start // F.fields + tl.arange(0, C.block_k // F.fields)
-        return load_words(p, first + columns[:, None, None], word, F)
+        return load_words(p.w, p.scale, first, across, start, F.k, F, C.block_k, RUN)
     else:
         k_index = start + tl.arange(0, C.block_k)[None, None, :]
-        across = columns[:, None, None]
         within = across * F.k + k_index if F.layout == "nk" else across + k_index * WIDTH
         ptrs = p.w + first * F.k + within
         if F.k % C.block_k == 0:
@@ -65,33 +55,10 @@ def weights_at(p, expert, columns, start, F: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def rows_at(p, row, start, F: tl.constexpr, C: tl.constexpr):
-    """Return float32 elements ``[pairs, k]`` of rows from k = `start` on, zero beyond its end.
-
-    For weights in words they are ``[pairs, words, fields]``, in units of the fields.
-    """
+    """Return float32 elements ``[pairs, k]`` of rows from k = `start` on, zero beyond its end."""
     x_ptrs = p.x + row.to(tl.int64)[:, None] * F.k
-    if F.bits:
-        word = start // F.fields + tl.arange(0, C.block_k // F.fields)
-        k_index = word[None, :, None] * F.fields + tl.arange(0, F.fields)[None, None, :]
-        x = load_row(x_ptrs[:, :, None], k_index, F.k, F.k % C.block_k == 0)
-        return x * units_of(F)[None, None, :]
-    else:
-        k_index = start + tl.arange(0, C.block_k)[None, :]
-        return load_row(x_ptrs, k_index, F.k, F.k % C.block_k == 0)
-
-
-@triton.jit
-def sums_of(weights, scales, x, F: tl.constexpr):
-    """Return float32 sums ``[n, pairs, lanes]`` of the products that a lane has."""
-    if F.bits:
-        return tl.sum(numbers_of(weights, F) * x[None, :, :, :], axis=3) * scales
-    else:
-        RUN: tl.constexpr = lane_run(F)
-        ROWS: tl.constexpr = weights.shape[0]
-        PAIRS: tl.constexpr = weights.shape[1]
-        RUNS: tl.constexpr = weights.shape[2] // RUN
-        products = weights.to(tl.float32) * x[None, :, :]
-        return tl.sum(tl.reshape(products, [ROWS, PAIRS, RUNS, RUN]), axis=3)
+    k_index = start + tl.arange(0, C.block_k)[None, :]
+    return load_row(x_ptrs, k_index, F.k, F.k % C.block_k == 0)
 
 
 @triton.jit
@@ -125,6 +92,7 @@ def expert_pairs(p, F: tl.constexpr, C: tl.constexpr):
         gdc_launch_dependents()
     SUMMED: tl.constexpr = p.share is not None
     tl.static_assert(not SUMMED or (F.gate == "none" and F.activation == "none"))
+    RUN: tl.constexpr = lane_run(F)
     HALVES: tl.constexpr = F.gate == "halves"
     COUNT: tl.constexpr = F.chosen if SUMMED else 1
     index, tile_n = tl.program_id(0), tl.program_id(1)
@@ -133,26 +101,26 @@ def expert_pairs(p, F: tl.constexpr, C: tl.constexpr):
     place = tl.arange(0, pairs_of(F, SUMMED))
     pair = index * COUNT + tl.minimum(place, COUNT - 1)
     expert = expert_at(p.ids, pair, place < COUNT, F.experts)
-    weights, scales = weights_at(p, expert, columns, 0, F, C)
+    weights, scales = weights_at(p, expert, columns, 0, F, C, RUN)
     if HALVES:
-        others, other_scales = weights_at(p, expert, columns + F.n, 0, F, C)
+        others, other_scales = weights_at(p, expert, columns + F.n, 0, F, C, RUN)
     if C.pdl and C.early:
         gdc_wait()
         gdc_launch_dependents()
     row = pair if F.each else pair // F.chosen
     x = rows_at(p, row, 0, F, C)
-    acc = sums_of(weights, scales, x, F)
-    other = sums_of(others, other_scales, x, F) if HALVES else acc
+    acc = sums_of(weights, scales, x, F, RUN)
+    other = sums_of(others, other_scales, x, F, RUN) if HALVES else acc
     for start in tl.range(
         C.block_k, F.k, C.block_k, num_stages=C.stages, loop_unroll_factor=C.unroll
     ):  # fmt: skip
-        weights, scales = weights_at(p, expert, columns, start, F, C)
+        weights, scales = weights_at(p, expert, columns, start, F, C, RUN)
         if HALVES:
-            others, other_scales = weights_at(p, expert, columns + F.n, start, F, C)
+            others, other_scales = weights_at(p, expert, columns + F.n, start, F, C, RUN)
         x = rows_at(p, row, start, F, C)
-        acc += sums_of(weights, scales, x, F)
+        acc += sums_of(weights, scales, x, F, RUN)
         if HALVES:
-            other += sums_of(others, other_scales, x, F)
+            other += sums_of(others, other_scales, x, F, RUN)
     if SUMMED:
         share = tl.load(p.share + pair, mask=place < COUNT, other=0.0).to(tl.float32)
         acc *= share[None, :, None]

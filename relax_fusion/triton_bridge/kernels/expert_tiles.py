@@ -23,9 +23,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .addresses import swizzled_tile
 from .expert_order import tile_of_expert
-from .expert_words import unpacked_tile
 from .experts import apart, behind_product, read_columns, width_of
 from .matmul_pointer import multiply, rows_first
+from .words import load_words, numbers_of, units_of
 
 
 @triton.jit
@@ -39,8 +39,13 @@ def weight_tile(
     """
     COLUMNS: tl.constexpr = width_of(F, True)
     if F.bits:
-        columns = PART * F.n + read_columns(tile_n, F, C)
-        return unpacked_tile(p, expert, columns, start, F, C)
+        first, row = expert.to(tl.int64) * COLUMNS + PART * F.n, read_columns(tile_n, F, C)
+        RUN: tl.constexpr = F.fields
+        of = load_words(p.w, p.scale, first, row[:, None, None], start, F.k, F, C.block_k, RUN)
+        numbers = tl.reshape(numbers_of(of[0], F), [C.block_n, C.block_k // RUN, RUN])
+        factors = tl.reshape(of[1], [C.block_n, C.block_k // RUN])[:, :, None]
+        tile = (numbers * (factors * units_of(F)[None, None, :])).to(p.x.dtype.element_ty)
+        return tl.reshape(tile, [C.block_n, C.block_k])
     elif w_map is not None:
         first = tile_n * C.block_n + PART * F.n
         if F.layout == "nk":

@@ -62,10 +62,10 @@ class ExpertForm(NamedTuple):
     fields: int = 1
     """Numbers of a word."""
     group: int = 1
-    """Numbers along k that share a scale."""
+    """Numbers along k that share a scale; -1 for all."""
     zero: int = 0
     number: str = ""
-    """``"e2m1"``, or empty for whole numbers less `zero`."""
+    """``"e2m1"``, or whole numbers less `zero`: ``"int8"``, to which 128 was added, or empty."""
     exponents: bool = False
     """Whether scales are powers of 2, stored as exponents plus 127."""
 

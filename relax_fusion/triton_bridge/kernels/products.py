@@ -43,6 +43,9 @@ class Tensors(NamedTuple):
     """int32: row i takes row ``i % positions`` of the angles; None for row i."""
     operands: Any
     """A tuple, in order: of the steps of the epilogue, ``[n]`` or ``[rows, n]``."""
+    scale: Any = None
+    """Of weights in words, ``[n, groups]``, as `up_scale`; of both where they lie in `w`."""
+    up_scale: Any = None
 
 
 class Form(NamedTuple):
@@ -68,6 +71,17 @@ class Form(NamedTuple):
     """Distance between the features of a pair; 0 where none are paired."""
     rotated: tuple[int, ...] | None = None
     """Which pairs are turned by angles of their rows: see `tiles.turned_pairs`."""
+    bits: int = 0
+    """Of a number of a weight in words; 0 where weights are of the dtype of x."""
+    fields: int = 1
+    """Numbers of a word."""
+    group: int = 1
+    """Numbers along k that share a scale; -1 for all."""
+    zero: int = 0
+    number: str = ""
+    """``"e2m1"``, or whole numbers less `zero`: ``"int8"``, to which 128 was added, or empty."""
+    exponents: bool = False
+    """Whether scales are powers of 2, stored as exponents plus 127."""
 
 
 class Constants(NamedTuple):

@@ -54,9 +54,10 @@ UNPACKING = 1.5
 """A multiprocessor's quarter takes 1.5 clocks for the weights of a warp: 165 instructions for 4096
 weights, and 52 to ask for 8192."""
 
-LATE_S = {4: 0.0, 2: 0.6e-6, 1: 0.9e-6}
-"""Behind another kernel, fewer blocks of a multiprocessor, which are larger, take so many seconds
-longer (`2026-11-29-packed_row.log`)."""
+LATE_S = {4: 0.6e-6, 2: 1.2e-6, 1: 1.5e-6}
+"""Behind another kernel, blocks take so many seconds longer: fewer of a multiprocessor are larger
+(`2026-11-29-packed_row.log`).  0.6e-6 of them are what all took longer beside dot products
+(`2026-11-30-packed_gemv.log`)."""
 
 REOPENED = {4: 0.04, 2: 0.02, 1: 0.0}
 """More blocks, which read more columns at once, take this part longer to read weights: 73.9 instead

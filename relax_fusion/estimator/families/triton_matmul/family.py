@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any, ClassVar
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
@@ -11,11 +12,11 @@ from ....workload import DynamicDim, GatedFFN
 from ...family import OWN_BASELINE_ERROR, Breaks, Offer
 from ...limits import GRID_YZ, grid_limits
 from ...prediction import HALF_DTYPES, Footprint, ceil_div
-from ...shape import MatmulShape
+from ...shape import MatmulShape, Problem
 from ...tile_plan import TilePlan
 from ..cuda_matmul.family import CudaMatmul
 from ..cuda_matmul.tiles import form_of
-from ..matmuls import Columns, GpuMatmul, MatmulProblem, TilePrice
+from ..matmuls import Columns, GpuMatmul, MatmulProblem, TilePrice, packed_form
 from . import tiles
 
 GEMV_TILES = ((512, 1), (1024, 4), (2048, 8), (4096, 8), (8192, 8))
@@ -44,12 +45,16 @@ and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed
 class TritonMatmul(GpuMatmul):
     """Norm, matmul or gated projections: "gemv" and "pointer"."""
 
-    names = tiles.FAMILIES
+    names: ClassVar[tuple[str, ...]] = tiles.FAMILIES
     language = "triton"
     error = OWN_BASELINE_ERROR
     breaks = Breaks(
         (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=tiles.FINER_ROWS
     )
+
+    def takes(self, problem: Problem[Any]) -> bool:
+        """Leave weights of few bits to `PackedGemv`."""
+        return super().takes(problem) and packed_form(problem.work) is None
 
     def refuses(self, problem: MatmulProblem) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""
@@ -58,8 +63,6 @@ class TritonMatmul(GpuMatmul):
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
             return f"the {dev.label} has no tensor cores for {work.dtype}"
-        if problem.shape.unpacked_bytes:
-            return "the Triton kernels read weights that are not packed"
         if isinstance(work, GatedFFN):
             return None
         unknown = [p.n.name for p in work.outputs if isinstance(p.n, DynamicDim)]
@@ -93,10 +96,10 @@ class TritonMatmul(GpuMatmul):
             value = getattr(plan, name)
             if value < 1 or value & (value - 1):
                 yield f"{name} is {value}, triton needs a power of two"
-        if plan.family == "gemv":
+        if plan.family == tiles.GEMV:
             yield from _gemv_violations(plan, shape)
             yield from grid_limits({"the rows": problem.most or 0})
-        else:
+        elif plan.family == tiles.POINTER:
             yield from _tile_violations(plan, shape, problem.dev)
         if form_of(problem.work).rotates and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"

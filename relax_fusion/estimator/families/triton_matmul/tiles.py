@@ -2,8 +2,9 @@
 
 Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
-``gemv``     one row: dot products, no tensor cores, any device
-``pointer``  tiles on tensor cores, operands loaded through pointers; k may be split
+``gemv``         one row: dot products, no tensor cores, any device
+``packed_gemv``  the same kernel for up to two rows and weights of few bits
+``pointer``      tiles on tensor cores, operands loaded through pointers; k may be split
 
 Tiles on tensor cores share operands only through L2.  Dot products of one row wait for memory, for
 the launches of their blocks, or within a block for one part of k after the other.
@@ -16,14 +17,19 @@ from math import log2
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul, Projection, Step
-from ...gpu_cost import Rates, resident_blocks
+from ...gpu_cost import ISSUE_PER_CLOCK, Rates, resident_blocks
 from ...limits import SYSTEM_SMEM_BYTES
 from ...prediction import Footprint, ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulProblem, Tile, group_clocks
 
-FAMILIES = ("gemv", "pointer")
+FAMILIES = GEMV, POINTER = ("gemv", "pointer")
+
+PACKED = "packed_gemv"
+
+DOTS = (GEMV, PACKED)
+"""The families of dot products."""
 
 MOST_TOGETHER = 3
 """Projections that share a launch at most: queries, keys and values."""
@@ -45,6 +51,7 @@ SMEM_RESERVE_BYTES = 4 << 10
 
 RATES = {
     "gemv": Rates(latency_s=0.281e-6, issue=5.15, start_s=2.2e-6, block_s=1.08e-9),
+    "packed_gemv": Rates(latency_s=0.281e-6, issue=2.0, start_s=2.2e-6, block_s=1.08e-9),
     "pointer": Rates(
         tensor=1.12,
         feed=55.1,
@@ -79,6 +86,11 @@ statistics, before any product, `LAYER_WAIT` for each part of k."""
 IDLE_LANES, REOPENED = 0.15, 0.015
 """Lanes beyond the end of a row, which load nothing, add `IDLE_LANES` of what as many others take.
 Doubling the number of parts of k adds `REOPENED` to the time in memory: each opens pages anew."""
+
+UNPACKING, FURTHER, OF_ROW, NORMALISING = 6.5, 2.0, 3.8, 10.5
+"""Instructions for a number of a word and one row, and for each further row; for an element of a
+row, and where it is normalised inside.  Counted, and times what schedulers are idle: plans of one
+and two rows took as long on an H200 (`2026-11-30-packed_gemv.log`)."""
 
 DOTS_REGISTERS = 32
 """A thread has 32 registers beside the weights that it holds at once."""
@@ -117,7 +129,7 @@ def launches(work: NormMatmul | GatedFFN) -> list[list[int]]:
 
 def _fit_together(projections: Sequence[Projection]) -> bool:
     """Tell whether one kernel can compute projections."""
-    if len({p.layout for p in projections}) > 1:
+    if len({(p.layout, p.packed) for p in projections}) > 1:
         return False
     apart = {p.rope.distance for p in projections if p.rope is not None}
     if not apart or apart == {1}:
@@ -135,8 +147,8 @@ def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
     if norm is None or norm.residual or norm.returns_sum or norm.each:
         return False
     if norm.returns_norm:
-        return plan.family == "gemv" and norm.kind == "rms" and work.k <= plan.block_k
-    if plan.family == "gemv":
+        return plan.family in DOTS and norm.kind == "rms" and work.k <= plan.block_k
+    if plan.family in DOTS:
         return True
     few = plan.block_m <= NORM_INSIDE_ROWS and plan.block_k == NORM_INSIDE_K
     return plan.family == "pointer" and norm.kind == "rms" and few
@@ -151,7 +163,7 @@ def triton_plan(
 
 def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the shared memory of one thread block: the stages of both operands, and the rest."""
-    if plan.family == "gemv":
+    if plan.family in DOTS:
         return 0
     step = (plan.block_m + shape.parts * plan.block_n) * plan.block_k * shape.in_bytes
     return step * plan.num_stages + SMEM_RESERVE_BYTES
@@ -165,7 +177,7 @@ def accumulators(plan: TilePlan, shape: MatmulShape) -> int:
 def tile_of(plan: TilePlan, problem: MatmulProblem) -> Tile:
     """Return what a plan asks for."""
     shape, dev, inside = problem.columns, problem.dev, norm_inside(problem.work, plan)
-    if plan.family == "gemv":
+    if plan.family in DOTS:
         return _dots(plan, shape, dev, inside)
     columns, steps = plan.block_n * shape.parts, plan.block_k * plan.split_k
     rows, slices = plan.block_m / 64, plan.block_k * shape.in_bytes / 32
@@ -198,16 +210,23 @@ def _dots(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -> 
     parts = ceil_div(shape.k, plan.block_k)
     idle = parts * plan.block_k / shape.k - 1
     products = shape.k * plan.block_n * shape.parts / (dev.warp_size * plan.num_warps)
+    issued = 0.0
+    if shape.packed is not None:
+        of_row = (OF_ROW + NORMALISING * inside) / (plan.block_n * shape.parts)
+        further = FURTHER * (plan.block_m - 1)
+        products *= (1 + idle) * (UNPACKING + further + plan.block_m * of_row)
+        issued = products * plan.num_warps / ISSUE_PER_CLOCK
     waited = products + MEETING * log2(plan.num_warps)
     if inside:
         waited += NORM_WAIT + (LAYER_WAIT * parts if shape.norm == "layer" else 0)
     return Tile(
-        rows=1,
+        rows=plan.block_m,
         columns=plan.block_n,
         blocks=1,
         residents=_residents(plan, shape, dev),
         multiprocessors=dev.sm_count,
         depth=plan.block_k,
+        clocks=issued / parts,
         instructions=waited / parts,
         in_front=shape.has_norm and not inside,
         rereads=1.0,
@@ -224,12 +243,24 @@ def at_once(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> bool:
     return plan.block_k >= shape.k and programs <= slots * dev.sm_count
 
 
+def dots_held(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the registers of a thread for what dot products hold at once.
+
+    Those are weights; or words, for each eight of their numbers a scale and sums, and rows.
+    """
+    threads, columns = 32 * max(plan.num_warps, 1), plan.block_n * shape.parts
+    if shape.packed is None:
+        return min(shape.k, plan.block_k) * columns // threads
+    each = plan.block_k / threads
+    of_column = each * shape.packed.bits / 32 + each / 8 * (1 + plan.block_m)
+    return round(of_column * columns + plan.block_m * each)
+
+
 def _residents(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
     """Return how many thread blocks a multiprocessor holds at once."""
     threads = dev.warp_size * plan.num_warps
     registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
-    if plan.family == "gemv":
-        held = min(shape.k, plan.block_k) * plan.block_n * shape.parts // threads
-        registers = held + DOTS_REGISTERS
+    if plan.family in DOTS:
+        registers = dots_held(plan, shape) + (DOTS_REGISTERS if shape.packed is None else 0)
     foot = Footprint(smem_bytes(plan, shape), registers, threads)
     return resident_blocks(foot, dev, SYSTEM_SMEM_BYTES)
