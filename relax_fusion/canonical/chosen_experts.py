@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
@@ -10,9 +11,10 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
+from ..matching.constants import filled
 from ..matching.operators import OPERATORS, named
 from ..matching.pattern import is_call
-from ..matching.places import IN_ORDER, MOVES, place_before, place_of
+from ..matching.places import IN_ORDER, MOVES, origins, place_of
 from ..matching.shapes import dtype_of, is_one, permutation, product, same_shape, shape_of
 from ..transforms.modules import module_pass
 from ..tvm_ir import Analyzer, GenericConst, structural_map
@@ -20,6 +22,7 @@ from .rewriter import Rewriter, canonicalise
 
 _ARITHMETIC, _FUNCTIONS = named("arithmetic"), named("function")
 _FLOATS = ("float32", "float16", "bfloat16")
+_MOVED = (*MOVES, "relax.permute_dims", "relax.tile")
 
 
 @module_pass
@@ -155,7 +158,7 @@ class _Dense:
         if not same_shape([product(shape[:-1])], [self.experts * self.rows]):
             return None
         found = [
-            self._number(arg) or self._bias(arg, len(shape)) or self.made(arg) for arg in call.args
+            self._number(arg) or self.made(arg) or self._bias(arg, len(shape)) for arg in call.args
         ]
         sides = [side for side in found if side is not None]
         if len(sides) < len(found):
@@ -178,7 +181,7 @@ class _Dense:
         rows = shape[1:-1]
         table = 2 < len(shape) == rank and same_shape(shape[:1], [self.experts])
         table = table and all(map(is_one, rows))
-        if not table or is_one(self.rows) or self.ids is None:
+        if not table or self.ids is None:
             return None
         flat = self.rewriter.emit(op.reshape(expr, [shape[0], shape[-1]]))
         return self._kept(op.take(flat, self.ids, axis=0), None)
@@ -209,15 +212,14 @@ class _Dense:
     def _repeated(self, expr: relax.Expr) -> _Made | None:
         """Return the rows of what is the same for all experts."""
         last = (shape_of(expr) or [0])[-1]
-        for source, place, analyzer in self._traced(expr, last):
-            shape = shape_of(source) or []
+
+        def of_rows(shape: list[Any]) -> list[Any] | None:
             whole = same_shape([product(shape)], [self.rows * last])
-            own = place_of(self.t * last + self.k, shape)
-            if not whole or len(shape) < 2 or not same_shape(shape[-1:], [last]):
-                continue
-            if all(map(analyzer.can_prove_equal, place, own)):
-                return self._of_rows(source)
-        return None
+            plain = whole and len(shape) > 1 and same_shape(shape[-1:], [last])
+            return place_of(self.t * last + self.k, shape) if plain else None
+
+        source = next(self._origins(expr, last, of_rows), None)
+        return None if source is None else self._of_rows(source)
 
     def _of_rows(self, expr: relax.Expr) -> _Made | None:
         """Return rows, each as often as it has experts."""
@@ -232,13 +234,13 @@ class _Dense:
         """Return the scores of pairs, ``[pairs, 1]``, of a tensor that has those of all experts."""
         if not is_one((shape_of(expr) or [0])[-1]):
             return None
-        for source, place, analyzer in self._traced(expr, 1):
-            if not same_shape(shape_of(source), [self.rows, self.experts]):
-                continue
-            if all(map(analyzer.can_prove_equal, place, (self.t, self.e))):
-                share = self._of_the_chosen(source)
-                if share is not None:
-                    return self.rewriter.emit(op.reshape(share, [self.rows * self.chosen, 1]))
+        table, at = [self.rows, self.experts], (self.t, self.e)
+        for source in self._origins(
+            expr, 1, lambda sizes: at if same_shape(sizes, table) else None
+        ):
+            share = self._of_the_chosen(source)
+            if share is not None:
+                return self.rewriter.emit(op.reshape(share, [self.rows * self.chosen, 1]))
         return None
 
     def _of_the_chosen(self, scores: relax.Expr) -> relax.Expr | None:
@@ -253,7 +255,7 @@ class _Dense:
         empty, (data, ids, share) = -inf if functions else 0.0, value.args
         axes = [value, *(call for call in functions if is_call(call, "relax.nn.softmax"))]
         plain = len(functions) < 2 and all(int(call.attrs.axis) in (-1, 1) for call in axes)
-        if not plain or self._filled(data) != empty or not self._is_choice(ids):
+        if not plain or filled(self.rewriter, data) != empty or not self._is_choice(ids):
             return None
         for call in reversed(behind):
             share = self.rewriter.emit(relax.Call(call.op, [share], call.attrs))
@@ -284,23 +286,10 @@ class _Dense:
         chosen, known = int(call.attrs.k), same_shape(among[-1:], [self.experts])
         return chosen if last and known and 0 < chosen < self.experts else 0
 
-    def _filled(self, expr: relax.Expr) -> float | None:
-        """Return the number that all elements of a tensor are."""
-        value = self.rewriter.definition(expr)
-        while is_call(value, *MOVES, "relax.full", "relax.full_like", "relax.astype"):
-            place = 1 if is_call(value, "relax.full", "relax.full_like") else 0
-            value = self.rewriter.definition(value.args[place])
-        if is_call(value, "relax.zeros", "relax.zeros_like"):
-            return 0.0
-        if not isinstance(value, GenericConst):
-            return None
-        numbers = np.unique(value.value.numpy())
-        return float(numbers[0]) if len(numbers) == 1 else None
-
-    def _traced(
-        self, expr: relax.Expr, last: Any
-    ) -> Iterator[tuple[relax.Expr, list[Any], Analyzer]]:
-        """Yield what movements made a tensor of, and where its elements were."""
+    def _origins(
+        self, expr: relax.Expr, last: Any, place_in: Callable[[list[Any]], Sequence[Any] | None]
+    ) -> Iterator[relax.Expr]:
+        """Yield what movements made a tensor of, if `place_in` its sizes is where elements were."""
         shape, analyzer = shape_of(expr) or [], Analyzer()
         for var, size in ((self.e, self.experts), (self.t, self.rows), (self.k, last)):
             analyzer.bind(var, ir.Range(0, size))
@@ -308,15 +297,14 @@ class _Dense:
             return
         apart = same_shape(shape, [self.experts, self.rows, last])
         flat = (self.e * self.rows + self.t) * last + self.k
-        place: list[Any] | None = [self.e, self.t, self.k] if apart else place_of(flat, shape)
-        while place is not None:
-            place = [self._simple(p, analyzer) for p in place]
-            yield expr, place, analyzer
-            call = self.rewriter.definition(expr)
-            place = place_before(call, place) if isinstance(call, relax.Call) else None
-            expr = call.args[0] if place is not None else expr
+        place = [self.e, self.t, self.k] if apart else place_of(flat, shape)
+        simple = partial(self._simple, analyzer)
+        for source, at in origins(self.rewriter, expr, place, _MOVED, simple):
+            own = place_in(shape_of(source) or [])
+            if own is not None and all(map(analyzer.can_prove_equal, at, own)):
+                yield source
 
-    def _simple(self, place: Any, analyzer: Analyzer) -> Any:
+    def _simple(self, analyzer: Analyzer, place: Any) -> Any:
         """Return a place made simple, where an unknown number of rows divides it, too."""
 
         def divided(node: tirx.FloorDiv | tirx.FloorMod) -> tirx.Expr:

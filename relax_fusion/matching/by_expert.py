@@ -12,7 +12,7 @@ from ..tvm_ir import Analyzer
 from ..workload import WeightLayout
 from .constants import binary
 from .pattern import BlockView, is_call
-from .places import IN_ORDER, MOVES, flat_of, moved_place, place_of
+from .places import IN_ORDER, MOVES, flat_of, origins, place_of
 from .shapes import dtype_of, is_one, product, same_shape, shape_of
 
 
@@ -145,19 +145,13 @@ class Pairs:
         flat = {"pair": self.pair * last + self.k, "row": self.row * last + self.k}
         counts = {"pair": self.rows * self.chosen * last, "row": self.rows * last}
         analyzer, found = self._analyzer(last), None
-        place: Sequence[Any] | None = place_of(self.pair * last + self.k, shape)
-        while place is not None:
-            sizes = shape_of(expr) or []
+        place = place_of(flat["pair"], shape)
+        for source, at in origins(self.view, expr, place, MOVES, analyzer.simplify):
+            sizes = shape_of(source) or []
             for name in among:
                 same = same_shape([product(sizes)], [counts[name]])
-                if same and analyzer.can_prove_equal(flat_of(place, sizes), flat[name]):
-                    found = expr, name
-            call = self.view.call(expr, *MOVES)
-            if call is None:
-                break
-            place = moved_place(call, tuple(place))
-            place = None if place is None else [analyzer.simplify(p) for p in place]
-            expr = call.args[0]
+                if same and analyzer.can_prove_equal(flat_of(at, sizes), flat[name]):
+                    found = source, name
         return found
 
     def _analyzer(self, last: int) -> Analyzer:

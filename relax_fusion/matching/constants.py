@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -12,6 +13,7 @@ from tvm import relax
 from ..tvm_ir import GenericConst
 from ..workload import FLOAT_BYTES
 from .pattern import Definitions, is_call
+from .places import MOVES
 from .shapes import dtype_of, same_shape, shape_of
 
 _LEAST, _LARGEST = (float(np.finfo("float32").tiny), float(np.finfo("float32").max))
@@ -31,6 +33,17 @@ def is_filled(expr: relax.Expr, value: float) -> bool:
     if not isinstance(expr, GenericConst) or len(shape_of(expr) or ()) != 1:
         return False
     return bool((expr.value.numpy() == value).all())
+
+
+def filled(view: Definitions, expr: relax.Expr) -> Any:
+    """Return the number that all elements of a tensor are; None if they may be several."""
+    value = view.definition(expr)
+    while is_call(value, *MOVES, "relax.full", "relax.full_like"):
+        value = view.definition(value.args[is_call(value, "relax.full", "relax.full_like")])
+    if is_call(value, "relax.zeros", "relax.zeros_like"):
+        return 0
+    numbers = value.value.numpy() if isinstance(value, GenericConst) else np.empty(0)
+    return numbers.flat[0].item() if numbers.size and (numbers == numbers.flat[0]).all() else None
 
 
 _CONSTANT_DIGITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

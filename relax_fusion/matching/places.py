@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from tvm import relax, tirx
 
-from .pattern import is_call
+from .pattern import Definitions
 from .shapes import is_one, permutation, product, same_shape, shape_of
 
 Place: TypeAlias = tuple[Any, ...]
@@ -20,13 +20,38 @@ MOVES = (*IN_ORDER, "relax.broadcast_to")
 """These, and repetition along dimensions."""
 
 
+def origins(
+    view: Definitions,
+    expr: relax.Expr,
+    place: Sequence[Any],
+    ops: Sequence[str],
+    simple: Callable[[Any], Any],
+) -> Iterator[tuple[relax.Expr, Place]]:
+    """Yield a tensor and the place of an element, then what each movement reads, and where there.
+
+    `ops` are the movements to go through; `simple` returns a coordinate made simple.
+    """
+    at: Place | None = tuple(place)
+    while at is not None:
+        at = tuple(map(simple, at))
+        yield expr, at
+        call = view.call(expr, *ops)
+        at = None if call is None else moved_place(call, at)
+        expr = expr if call is None else call.args[0]
+
+
 def moved_place(call: relax.Call, place: Place) -> Place | None:
-    """Return the place in front of a movement of an element behind it; None for any other."""
+    """Return the place in front of a movement of an element behind it; None if it is not known."""
     before, after = shape_of(call.args[0]) or [], shape_of(call) or []
     zero = tirx.IntImm("int64", 0)
     if call.op.name == "relax.broadcast_to":
         behind = place[len(place) - len(before) :]
         return tuple(zero if is_one(d) else p for d, p in zip(before, behind, strict=True))
+    if call.op.name == "relax.tile":
+        return tuple(p % d for d, p in zip(before, place[len(place) - len(before) :], strict=True))
+    if call.op.name == "relax.permute_dims":
+        axes = permutation(call, len(place))
+        return tuple(place[axes.index(n)] for n in range(len(place)))
     left = [(d, p) for d, p in zip(after, place, strict=True) if not is_one(d)]
     inner = [n for n, d in enumerate(before) if not is_one(d)]
     found: dict[int, tirx.Expr] = {}
@@ -46,20 +71,6 @@ def moved_place(call: relax.Call, place: Place) -> Place | None:
             own = place_of(flat_of(places, sizes), [before[n] for n in inside])
             found |= zip(inside, own, strict=True)
     return None if left or inner else tuple(found.get(n, zero) for n in range(len(before)))
-
-
-def place_before(call: relax.Call, place: list[Any]) -> list[Any] | None:
-    """Return where an element was in front of a movement; None for any other call."""
-    if is_call(call, *MOVES):
-        moved = moved_place(call, tuple(place))
-        return None if moved is None else [*moved]
-    if is_call(call, "relax.permute_dims"):
-        axes = permutation(call, len(place))
-        return [place[axes.index(n)] for n in range(len(place))]
-    sizes = shape_of(call.args[0]) if call.args else None
-    if is_call(call, "relax.tile") and sizes is not None:
-        return [p % d for p, d in zip(place[len(place) - len(sizes) :], sizes, strict=True)]
-    return None
 
 
 def _extend(some: list[Any], more: list[Any]) -> None:

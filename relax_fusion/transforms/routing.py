@@ -8,6 +8,7 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute.routing import scheduled
+from ..matching.constants import filled
 from ..matching.effects import Memory
 from ..matching.movements import cut_of
 from ..matching.pattern import BlockView, is_call, operator_of
@@ -16,7 +17,7 @@ from ..matching.shapes import dtype_of, elsewhere, product, shape_of
 from ..report.decision import Decision
 from ..tvm_ir import GenericConst
 from .modules import module_pass, with_kernels
-from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, lead_of, number_of, sizes
+from .routing_kernel import ARITHMETIC, FUNCTIONS, STAGES, RoutingKernel, lead_of, sizes
 
 MOST_EXPERTS = 1024
 """The most elements of a row: each is compared with every other."""
@@ -133,7 +134,7 @@ def _marks(view: BlockView, call: relax.Call) -> bool:
     """Tell whether a scatter writes one number to elements of rows."""
     rank = len(sizes(call.args[0]))
     last = int(call.attrs.axis) % rank == rank - 1 and str(call.attrs.reduction) == "update"
-    return last and number_of(view, call.args[2]) is not None
+    return last and filled(view, call.args[2]) is not None
 
 
 class _Region:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from tvm import relax, te, tirx
 
 from ..compute.activations import ACCUMULATE, activate, clipped
+from ..matching.constants import filled
 from ..matching.movements import cut_of
 from ..matching.pattern import BlockView, is_call
 from ..matching.places import MOVES, Place, moved_place
@@ -125,15 +126,6 @@ def lead_of(shape: list[Any], rows: Any) -> int | None:
     """Return how many dimensions in front are the rows."""
     counts = range(1, len(shape) + 1)
     return next((n for n in counts if same_shape([product(shape[:n])], [rows])), None)
-
-
-def number_of(view: BlockView, expr: relax.Expr) -> GenericConst | None:
-    """Return the number that all elements of a tensor are."""
-    value = view.definition(expr)
-    while is_call(value, *MOVES, "relax.full", "relax.full_like"):
-        place = 1 if is_call(value, "relax.full", "relax.full_like") else 0
-        value = view.definition(value.args[place])
-    return value if isinstance(value, GenericConst) and not value.ty.shape else None
 
 
 class RoutingKernel:
@@ -287,7 +279,7 @@ class RoutingKernel:
 
     def _scatter_elements(self, var: relax.Var, call: relax.Call) -> te.Tensor:
         data, ids, updates = call.args
-        number = number_of(self.view, updates)
+        number = filled(self.view, updates)
         assert number is not None, "refused by `_marks`"
         one, none = tirx.const(1, "int32"), tirx.const(0, "int32")
 
@@ -298,7 +290,7 @@ class RoutingKernel:
             return te.max(tirx.Select(here, one, none), axis)
 
         marks = self._stage(var, "marked", sizes(var), marked)
-        written = tirx.const(number.value.numpy().item(), dtype_of(var))
+        written = tirx.const(number, dtype_of(var))
 
         def element(*at: tirx.Var) -> tirx.Expr:
             return tirx.Select(marks(*at) == one, written, self.formula.at(data, at))
