@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 from tvm.relax import op
 
 from ..matching.constants import filled
-from ..matching.operators import OPERATORS, named
+from ..matching.operators import MOVEMENTS, OPERATORS, named
 from ..matching.pattern import is_call
 from ..matching.places import IN_ORDER, MOVES, origins, place_of
 from ..matching.shapes import dtype_of, is_one, permutation, product, same_shape, shape_of
@@ -45,8 +45,9 @@ class ChooseExperts:
     Experts without a score for a row are taken to make finite numbers of it.
 
     declines when:
-        scores are of no ``topk``; sizes of weights are only known at run time; anything else
-        depends on the expert, or computes a row of others.
+        scores are of no ``topk``; sizes of weights are only known at run time, or they are
+        computed, for then a kernel may have to write those of each row; anything else depends on
+        the expert, or computes a row of others.
     """
 
     def _rewrite(self, mod: ir.IRModule) -> ir.IRModule:
@@ -196,7 +197,8 @@ class _Dense:
         once = any(same_shape(given[:-1], lead) for lead in ([self.rows], [1, self.rows]))
         each = same_shape(given[:-1], [self.experts, self.rows])
         inner = self._of_rows(rows) if once else self.made(rows) if each else None
-        if inner is None or self.ids is None or dtype_of(weight) != alike:
+        stored = self._is_stored(weight) and dtype_of(weight) == alike
+        if inner is None or self.ids is None or not stored:
             return None
         value, emit = inner.value, self.rewriter.emit
         swap = self.rewriter.call(weight, "relax.permute_dims")
@@ -208,6 +210,12 @@ class _Dense:
             operands, one = (emit(op.expand_dims(value, 1)), taken), 1
         made = emit(relax.Call(call.op, operands, call.attrs))
         return self._kept(op.squeeze(made, [one]), 0.0 if inner.others == 0 else None)
+
+    def _is_stored(self, weight: relax.Expr) -> bool:
+        """Tell whether a weight is a parameter or a constant, moved or in another dtype."""
+        while (call := self.rewriter.call(weight, *MOVEMENTS, "relax.astype")) is not None:
+            weight = call.args[0]
+        return not isinstance(self.rewriter.definition(weight), relax.Call)
 
     def _repeated(self, expr: relax.Expr) -> _Made | None:
         """Return the rows of what is the same for all experts."""

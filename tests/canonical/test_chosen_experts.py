@@ -97,6 +97,17 @@ class OtherNumbers(Experts):
         return ((x[None] @ self.gate_up) * scores.T[:, :, None]).sum(0)
 
 
+class Decoded(Experts):
+    """Weights that are computed of others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = x @ self.router.T
+        best, ids = logits.topk(self.chosen, 1)
+        scores = torch.zeros_like(logits).scatter(1, ids, best)
+        weight = self.gate_up.round() * self.gate_up_bias[:, None]
+        return ((x[None] @ weight) * scores.T[:, :, None]).sum(0)
+
+
 class SomeScore(OtherNumbers):
     """Experts that were not chosen have a score, too."""
 
@@ -167,7 +178,7 @@ def test_only_what_is_chosen_is_computed(
 @pytest.mark.parametrize(
     ("kind", "chosen"),
     [
-        *((kind, 2) for kind in (BiasBefore, OtherNumbers, SomeScore, OneEach, NoNumber)),
+        *((kind, 2) for kind in (BiasBefore, OtherNumbers, SomeScore, OneEach, NoNumber, Decoded)),
         (BiasOfOtherRows, 2),
         (ScaledBefore, EXPERTS),
     ],
