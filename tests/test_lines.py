@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = 93_138, 550
+LIBRARY = 93_146, 550
 """The most lines, of all languages, and the most files in ``relax_fusion/``."""
 
-TESTS = 70_764
+TESTS = 70_775
 """The most lines of Python in ``tests/``."""
 
 
